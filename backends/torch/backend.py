@@ -35,6 +35,7 @@ from einops_fast.backends.torch.types import (
     is_recomputed,
     is_traced,
     recorder,
+    saving_hooks,
 )
 from einops_fast.backends.triton_support import why_unusable
 from einops_fast.dtypes import dtype_name
@@ -88,7 +89,7 @@ class TorchBackend(TorchSteps):
     def __init__(self) -> None:
         self.einsum = private_copy(torch.einsum)  # native, also while that is patched
         ask_torch(torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)
-        torch_state.ask_torch(torch._C._get_deterministic_algorithms, is_followed)
+        torch_state.ask_torch(torch._C._get_deterministic_algorithms, is_followed, saving_hooks)
 
     def owns(self, array_type: type) -> bool:
         return issubclass(array_type, torch.Tensor)

@@ -1,4 +1,4 @@
-"""How whole calls begin: by torch's own functions, until kernels are there and calls have shown to be faster by them.
+"""Begin whole calls by torch's own functions, until kernels are there and calls have shown to be faster by them.
 
 Kernels of a call and of its gradients are found by rehearsing it on tensors without memory, see
 :mod:`einops_fast.backends.triton.launching.rehearsing`. They are compiled in other processes and loaded in a thread.
@@ -6,27 +6,31 @@ Kernels of a call and of its gradients are found by rehearsing it on tensors wit
 
 from __future__ import annotations
 
+import sys
 from abc import abstractmethod
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
-from typing import Any, Generic, TypeVar
+from copy import copy
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
 from einops_fast.backends.clock import EventStopwatch
 from einops_fast.backends.torch.memory import TorchMemory
+from einops_fast.backends.torch.types import is_recomputed, is_traced
 from einops_fast.backends.triton_support import circumstances
 from einops_fast.planning.layout import reach
 from einops_fast.runtime.measuring import Policy
+from einops_fast.runtime.plan_cache import emptied_with_plans, keep
 from einops_fast.runtime.tiers import Problem, Run, Tiers, planner
 from einops_fast.runtime.tuning import autotune
 
-__all__ = ["Beginning", "CallProblem", "meta_like", "sample_like"]
-
-W = TypeVar("W")
+__all__ = ["Beginning", "CallProblem", "FirstCalls", "meta_like", "sample_like"]
 
 _MEMORY = TorchMemory()
+
+_exhausted = TorchMemory.exhausted
 
 _MOST_NODES = 32
 """Of autograd's, between a result and the operands, that are gone through to time gradients."""
@@ -47,27 +51,68 @@ def sample_like(meta: Any, device: int) -> Any:
     return flat.as_strided(meta.shape, meta.stride()).requires_grad_(meta.requires_grad)
 
 
+class Way(Protocol):
+    """What computes calls: the library's functions, or kernels, which are compiled first."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def compiles(self) -> bool: ...
+
+
+W = TypeVar("W", bound=Way)
+
+
 class CallProblem(Problem[W]):
     """Calls that are alike, computed in one of several ways, with their gradients.
 
     Args:
-        device: of the operands.
+        device: of the arrays.
         kind: see :class:`~einops_fast.runtime.tiers.Problem`.
-        library: the way that works at once.
+        ways: by which calls may be computed, the one that works at once first.
         policy: how ways are compared.
         details: what makes the calls alike, as part of the key of a choice.
+        arrays: of a call; tensors, or ``None``.
     """
 
-    def __init__(self, device: int, kind: Hashable, library: W, policy: Policy, details: Mapping[str, Any]) -> None:
-        self.device, self.kind, self.library, self.policy = device, kind, library, policy
+    def __init__(
+        self,
+        device: int,
+        kind: Hashable,
+        ways: Sequence[W],
+        policy: Policy,
+        details: Mapping[str, Any],
+        arrays: Sequence[Any],
+    ) -> None:
+        self.device, self.kind, self.library, self.policy = device, kind, ways[0], policy
         self.details = details
+        self._ways = {way.name: way for way in ways}
+        self._recorded = torch.is_grad_enabled()
+        self._like = [None if each is None else meta_like(each) for each in arrays]
 
     @abstractmethod
-    def rehearse(self, name: str) -> None:
-        """Make such calls in a way on tensors without memory."""
+    def run_of(self, way: W, arrays: Sequence[Any]) -> Run:
+        """Return what takes the arrays of calls that differ from this one in values only."""
+
+    def alone(self) -> CallProblem[W]:
+        """Return the problem of calls of these shapes only: their class may have been chosen for by others."""
+        found = copy(self)
+        shapes = [None if each is None else [*each.shape, *each.stride()] for each in self._like]
+        found.details = {**self.details, "shapes": shapes}
+        return found
 
     def key(self) -> Mapping[str, Any]:
         return {**self.details, **circumstances(_MEMORY, self.device)}
+
+    def near(self) -> Sequence[str]:
+        return [*self._ways]
+
+    def named(self, name: str) -> W:
+        return self._ways[name]
+
+    def run(self, way: W) -> Run:
+        return lambda run_of, arrays: run_of(way, arrays)(*arrays)
 
     def compiled(self, name: str) -> Future[Any] | None:
         """Have the kernels of a way, if it has any, compiled elsewhere and loaded here."""
@@ -100,16 +145,33 @@ class CallProblem(Problem[W]):
             return all(each.is_loaded() for each in launches)
 
     def on_device(self) -> AbstractContextManager[Any]:
-        """Make the device of the operands the current one."""
+        """Make the device of the arrays the current one."""
         return _MEMORY.on_device(self.device)
 
     def rehearsed(self, name: str) -> Sequence[Any]:
-        """Return the launches of kernels by :meth:`rehearse`."""
+        """Return the launches of kernels of such calls, made in a way on tensors without memory."""
         from einops_fast.backends.triton.launching.rehearsing import rehearsing
 
         with self.on_device(), autotune("auto"), rehearsing() as launches:
-            self.rehearse(name)
+            if self._ways[name].compiles:
+                self.call(self._ways[name], self._like)
         return launches
+
+    def call(self, way: W, arrays: Sequence[Any]) -> None:
+        """Make such a call, and compute its gradients: from those of the first result alone, and of all."""
+        with torch.set_grad_enabled(self._recorded):
+            results = self.run_of(way, arrays)(*arrays)
+        every = [each for each in (results if isinstance(results, tuple) else (results,)) if each is not None]
+        every = [each for each in every if each.requires_grad]
+        leaves = [each for each in arrays if each is not None and each.requires_grad]
+        for some in (every[:1], every) if len(every) > 1 else (every,):
+            if some and leaves:
+                cotangents = [torch.ones_like(each) for each in some]
+                torch.autograd.grad(some, leaves, cotangents, retain_graph=True, allow_unused=True)
+
+    def samples(self) -> list[Any]:
+        """Return arrays of such a call, with anything in them."""
+        return [None if each is None else sample_like(each, self.device) for each in self._like]
 
     def preferred(self, ways: Iterable[W]) -> Collection[str]:
         return ()
@@ -123,7 +185,7 @@ class CallProblem(Problem[W]):
     def may_measure(self) -> bool:
         # Who wants the same bits in all calls has one way.
         here = _MEMORY.current_device() == self.device  # whose events would tell of others otherwise
-        return here and _MEMORY.may_measure() and not _MEMORY.deterministic()
+        return here and _MEMORY.may_measure() and not _MEMORY.deterministic() and not is_traced()
 
 
 class Beginning(Generic[W]):
@@ -145,9 +207,86 @@ class Beginning(Generic[W]):
         """Choose a way for good."""
         self.decided = way
 
-    def __call__(self, *operands: Any) -> Any:
-        """Make a call; the last of the operands is a list of its tensors."""
-        return self._tiers.run()(*operands)
+    def __call__(self, run_of: Callable[[W, Sequence[Any]], Run], arrays: Sequence[Any]) -> Any:
+        """Make a call."""
+        return self._tiers.run()(run_of, arrays)
+
+
+_beginnings: dict[Hashable, Beginning[Any]] = emptied_with_plans({})
+"""By class of calls."""
+
+
+class FirstCalls(Generic[W]):
+    """Calls of one kind, from the first one on: by the library, until it's known which way is the fastest.
+
+    Args:
+        key: of the class whose calls share a choice.
+        problem: of these calls.
+        gradients: whether there may be any: a checkpoint compares what a call saves for them with what its second run
+            saves, so both are computed in one way, for good.
+        known: the way that was chosen by another process.
+        pinned: computes calls in checkpoints, if that is decided.
+    """
+
+    def __init__(
+        self,
+        key: Hashable,
+        problem: CallProblem[W],
+        gradients: bool,
+        known: W | None = None,
+        pinned: Run | None = None,
+    ) -> None:
+        self._problem, self._gradients, self._pinned = problem, gradients, pinned
+        self._runs: dict[str, Run] = {}
+        self._run: Run | None = None
+        beginning = _beginnings.get(key)
+        if beginning is None:
+            beginning = Beginning(problem)
+            keep(_beginnings, key, beginning)
+        # What this process has measured and loaded, in another mode, needn't be tried.
+        if beginning.decided is None and known is not None and "triton" in sys.modules:  # noqa: SIM102
+            if beginning.problem.is_loaded(known.name):
+                beginning.decide(known)
+        self._beginning = beginning
+
+    def __call__(self, *arrays: Any) -> Any:
+        """Return what a call does."""
+        run = self._run
+        if self._pinned is not None and is_recomputed():
+            run = self._pinned
+        if run is not None:
+            return run(*arrays)
+        way = self._beginning.decided
+        if way is None:
+            return self._undecided(arrays)
+        if way.compiles:
+            own = self._problem.alone()
+            if not own.is_loaded(way.name):
+                self._beginning = Beginning(own)
+                return self._undecided(arrays)
+        self._run = self._run_of(way, arrays)
+        return self._run(*arrays)
+
+    def _undecided(self, arrays: Sequence[Any]) -> Any:
+        """Return what a call does while the fastest way isn't known."""
+        problem = self._beginning.problem
+        if self._gradients and is_recomputed():
+            self._pinned = self._run_of(problem.library, arrays)
+            return self._pinned(*arrays)
+        try:
+            return self._beginning(self._run_of, arrays)
+        except _exhausted:
+            # A library may need room for the scores. Kernels don't, and are waited for.
+            ours = next((name for name in problem.near() if problem.named(name).compiles), None)
+            if ours is None or not problem.may_measure():
+                raise
+            return self._run_of(problem.named(ours), arrays)(*arrays)
+
+    def _run_of(self, way: W, arrays: Sequence[Any]) -> Run:
+        run = self._runs.get(way.name)
+        if run is None:
+            run = self._runs[way.name] = self._problem.run_of(way, arrays)
+        return run
 
 
 class _GradientWatch:

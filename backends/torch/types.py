@@ -19,6 +19,7 @@ __all__ = [
     "is_traced",
     "may_read_values",
     "recorder",
+    "saving_hooks",
     "unrecorded",
 ]
 
@@ -55,14 +56,14 @@ def is_followed() -> bool:
     return not torch.compiler.is_compiling() and (recorder() is not None or _before_autograd.count() > 0)
 
 
-_saving_hooks: Callable[[bool], object] = getattr(
+saving_hooks: Callable[[bool], object] = getattr(
     torch._C._autograd, "_top_saved_tensors_default_hooks", lambda ignores_tracing: True
 )
 
 
 def is_recomputed() -> bool:
     """Return whether hooks get what is saved for gradients: a checkpoint compares that with its second forward pass."""
-    return bool(_saving_hooks(False))
+    return bool(saving_hooks(False))
 
 
 is_jit_tracing: Callable[[], bool] = torch._C._is_tracing

@@ -298,9 +298,9 @@ class _Kind:
                 raise refusal from None  # nobody else may or can: the library's own words say why
             way = decision.implementation
             if decision.undecided is not None:
-                from einops_fast.backends.torch.attention.beginning import FirstCalls
+                from einops_fast.backends.torch.attention.beginning import first_calls
 
-                prepared = Prepared(FirstCalls(plan, decision.undecided, arrays))
+                prepared = Prepared(first_calls(plan, decision.undecided, arrays))
             else:
                 prepared = way.by_views(plan) if recorded else way.prepared(plan, arrays)
             try:

@@ -36,10 +36,16 @@ is_strict: Callable[[], bool] = bool
 is_followed: Callable[[], bool] = bool
 
 
-def ask_torch(is_strict_now: Callable[[], bool], is_followed_now: Callable[[], bool]) -> None:
+#: Hooks that get what is saved for gradients, as a checkpoint's; nothing if there are none.
+saving_hooks: Callable[[bool], Any] = lambda ignores_tracing: None  # noqa: E731
+
+
+def ask_torch(
+    is_strict_now: Callable[[], bool], is_followed_now: Callable[[], bool], saving_hooks_now: Callable[[bool], Any]
+) -> None:
     """Hand over what torch answers."""
-    global is_strict, is_followed
-    is_strict, is_followed = is_strict_now, is_followed_now
+    global is_strict, is_followed, saving_hooks
+    is_strict, is_followed, saving_hooks = is_strict_now, is_followed_now, saving_hooks_now
 
 
 def refuse_layouts(arrays: Mapping[str, Any]) -> None:

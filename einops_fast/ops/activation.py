@@ -8,10 +8,10 @@ from typing import Any
 from einops_fast.dtypes import dtype_name
 from einops_fast.errors import OperandError, ShapeError
 from einops_fast.ops.checks import ACTIVATIONS, check_activation, check_sizes, check_values
-from einops_fast.ops.dispatch import function_for
+from einops_fast.ops.dispatch import computed, function_for
 from einops_fast.runtime.autocast import autocasts
 
-__all__ = ["ACTIVATIONS", "bias_gelu", "check_layer", "dropout_bias_activation", "linear", "product"]
+__all__ = ["ACTIVATIONS", "bias_gelu", "check_layer", "dropout_bias_activation", "linear", "read_linear"]
 
 
 def dropout_bias_activation(
@@ -40,7 +40,7 @@ def dropout_bias_activation(
         >>> ops.dropout_bias_activation(torch.zeros(1, 2), torch.tensor([-1.0, 2.0]), 'squared_relu').tolist()
         [[0.0, 4.0]]
     """
-    return _bias_activation("dropout_bias_activation", input, bias, activation, p, training)
+    return computed(_read_bias_activation, (input, bias), "dropout_bias_activation", activation, p, training)
 
 
 def bias_gelu(input: Any, bias: Any = None, *, approximate: str = "none") -> Any:
@@ -62,7 +62,8 @@ def bias_gelu(input: Any, bias: Any = None, *, approximate: str = "none") -> Any
         [[0.8410000205039978, 0.8410000205039978]]
     """
     check_values(approximate=approximate)
-    return _bias_activation("bias_gelu", input, bias, "gelu" if approximate == "none" else "gelu_tanh", 0.0, False)
+    activation = "gelu" if approximate == "none" else "gelu_tanh"
+    return computed(_read_bias_activation, (input, bias), "bias_gelu", activation, 0.0, False)
 
 
 def linear(input: Any, weight: Any, bias: Any = None, *, activation: str = "none") -> Any:
@@ -91,28 +92,30 @@ def linear(input: Any, weight: Any, bias: Any = None, *, activation: str = "none
         >>> ops.linear(torch.ones(1, 3), torch.ones(2, 3), torch.tensor([0.0, -5.0]), activation='relu').tolist()
         [[3.0, 0.0]]
     """
-    function, input = function_for("linear", input, "linear", ("weight",), weight=weight, bias=bias)
-    check_activation(activation)
-    return product(function, input, weight, bias, activation)
+    return computed(read_linear, (input, weight, bias), activation)
 
 
-def product(
-    function: Callable[..., Any], input: Any, weight: Any, bias: Any, activation: str = "none", prefix: str = ""
-) -> Any:
-    """:func:`linear` for operators with a layer in them.
+def read_linear(
+    array: Any, weight: Any, bias: Any, activation: str = "none", prefix: str = "", operator: str = "linear"
+) -> Callable[..., Any]:
+    """Check the arguments of :func:`linear`, and return what computes such arrays.
 
     Args:
-        function: what computes it.
-        input, weight, bias, activation: as there; arrays of one framework.
+        array: the input.
+        weight, bias, activation: as there.
         prefix: how the names of weight and bias begin.
+        operator: what the caller has called.
 
     Raises:
         ShapeError: sizes don't fit.
         OperandError: input and weight have two dtypes.
     """
-    check_layer(f"{prefix}weight", weight, input)
+    named = {f"{prefix}weight": weight, f"{prefix}bias": bias}
+    function = function_for("linear", array, operator, (f"{prefix}weight",), **named)
+    check_activation(activation)
+    check_layer(f"{prefix}weight", weight, array)
     check_sizes(f"{prefix}weight", weight.shape, (0,), **{f"{prefix}bias": bias})
-    return function(input, weight, bias, activation)
+    return function(array, weight, bias, activation)
 
 
 def check_layer(name: str, weight: Any, input: Any) -> None:
@@ -137,12 +140,15 @@ def check_layer(name: str, weight: Any, input: Any) -> None:
         raise OperandError(f"{name} has dtype {kinds[0]}, input {kinds[1]}: convert one of them")
 
 
-def _bias_activation(operator: str, input: Any, bias: Any, activation: str, p: float, training: bool) -> Any:
-    function, input = function_for("bias_activation", input, operator, bias=bias)
+def _read_bias_activation(
+    array: Any, bias: Any, operator: str, activation: str, p: float, training: bool
+) -> Callable[..., Any]:
+    """Check the arguments of :func:`dropout_bias_activation`, and return what computes such arrays."""
+    function = function_for("bias_activation", array, operator, bias=bias)
     check_activation(activation)
     check_values(p=p)
-    shape = input.shape
+    shape = array.shape
     if not len(shape):
         raise ShapeError("input has no axis")
     check_sizes("input", shape, (len(shape) - 1,), bias=bias)
-    return function(input, bias, activation, p if training else 0.0)
+    return function(array, bias, activation, p if training else 0.0)

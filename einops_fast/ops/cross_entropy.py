@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from typing import Any
 
 from einops_fast.attention.options import count
@@ -10,7 +12,7 @@ from einops_fast.errors import EinsumError, OperandError
 from einops_fast.ops.activation import check_layer
 from einops_fast.ops.axes import axis_of, class_axis
 from einops_fast.ops.checks import check_sizes, check_values
-from einops_fast.ops.dispatch import function_for
+from einops_fast.ops.dispatch import computed, function_for
 
 __all__ = ["check_options", "cross_entropy", "linear_cross_entropy"]
 
@@ -63,7 +65,7 @@ def cross_entropy(
 
     Raises:
         SubscriptsError, ShapeError: an axis or a size is wrong; without ``dim``, the classes could be along two axes.
-        OperandError: the target is boolean.
+        OperandError: the target is boolean; or the weight needs a gradient, which there is for probabilities only.
         EinsumError: an option is wrong; with ``inplace_backward``, the logits are a leaf or expanded, or, in backward,
             a gradient of the gradient is asked for.
 
@@ -73,8 +75,17 @@ def cross_entropy(
         >>> round(float(ops.cross_entropy(np.zeros((3, 4)), np.array([0, 1, -100]))), 4)
         1.3863
     """
-    function, input = function_for("cross_entropy", input, "cross_entropy", ("target",), target=target, weight=weight)
-    shape = tuple(input.shape)
+    options = ignore_index, reduction, label_smoothing, z_loss
+    return computed(_read, (input, target, weight), *options, dim, pattern, inplace_backward)
+
+
+def _read(
+    array: Any, target: Any, weight: Any, ignore_index: int, reduction: str, label_smoothing: float, z_loss: float,
+    dim: int | str | None, pattern: str | None, inplace: bool,
+) -> Callable[..., Any]:  # fmt: skip
+    """Check the arguments of :func:`cross_entropy`, and return what computes such arrays."""
+    function = function_for("cross_entropy", array, "cross_entropy", ("target",), target=target, weight=weight)
+    shape = tuple(array.shape)
     ignore_index = check_options(ignore_index, reduction, label_smoothing, z_loss)
     kind = dtype_name(target.dtype)
     if dim is None and len(shape) > 2:
@@ -85,11 +96,11 @@ def cross_entropy(
     if "float" in kind:
         check_sizes("input", shape, range(len(shape)), **{f"target (probabilities in {kind})": target})
     else:
-        _check_classes(kind)
+        _check_classes(kind, weight)
         rows = [at for at in range(len(shape)) if at != axis]
         check_sizes(f"input (with classes along axis {axis})", shape, rows, target=target)
     check_sizes("input", shape, (axis,), weight=weight)
-    return function(input, target, axis, weight, ignore_index, label_smoothing, z_loss, reduction, inplace_backward)
+    return function(array, target, weight, axis, ignore_index, label_smoothing, z_loss, reduction, inplace)
 
 
 def linear_cross_entropy(
@@ -126,7 +137,7 @@ def linear_cross_entropy(
 
     Raises:
         ShapeError: a size is wrong.
-        OperandError: the target isn't made of integers.
+        OperandError: the target isn't made of integers, or the weight needs a gradient.
         EinsumError: an option is wrong.
 
     Example:
@@ -135,24 +146,36 @@ def linear_cross_entropy(
         >>> ops.linear_cross_entropy(torch.zeros(2, 5, 8), torch.ones(4, 8), torch.zeros(2, 5, dtype=torch.long))
         tensor(1.3863)
     """
-    function, input = function_for(
-        "linear_cross_entropy", input, "linear_cross_entropy", ("linear_weight", "target"),
+    arrays = input, linear_weight, target, bias, weight
+    return computed(_read_linear, arrays, ignore_index, reduction, label_smoothing, z_loss, chunk)
+
+
+def _read_linear(
+    array: Any, linear_weight: Any, target: Any, bias: Any, weight: Any, ignore_index: int, reduction: str,
+    label_smoothing: float, z_loss: float, chunk: int | None,
+) -> Callable[..., Any]:  # fmt: skip
+    """Check the arguments of :func:`linear_cross_entropy`, and return what computes such arrays."""
+    function = function_for(
+        "linear_cross_entropy", array, "linear_cross_entropy", ("linear_weight", "target"),
         linear_weight=linear_weight, target=target, bias=bias, weight=weight,
     )  # fmt: skip
     ignore_index = check_options(ignore_index, reduction, label_smoothing, z_loss)
-    check_layer("linear_weight", linear_weight, input)
-    check_sizes("input", input.shape, range(len(input.shape) - 1), target=target)
-    _check_classes(dtype_name(target.dtype))
+    check_layer("linear_weight", linear_weight, array)
+    check_sizes("input", array.shape, range(len(array.shape) - 1), target=target)
+    _check_classes(dtype_name(target.dtype), weight)
     check_sizes("linear_weight", linear_weight.shape, (0,), bias=bias, weight=weight)
     if chunk is not None:
         chunk = count("chunk", chunk, "a number of rows")
-    return function(input, linear_weight, target, bias, weight, ignore_index, label_smoothing, z_loss, reduction, chunk)
+    numbers = ignore_index, label_smoothing, z_loss, reduction, chunk
+    return function(array, linear_weight, target, bias, weight, *numbers)
 
 
-def _check_classes(kind: str) -> None:
-    """Raise OperandError unless targets of this dtype can be numbers of classes."""
+def _check_classes(kind: str, weight: Any) -> None:
+    """Raise OperandError unless targets of this dtype can be numbers of classes, whose weights need no gradient."""
     if not kind.startswith(("int", "uint")):
         raise OperandError(f"target has numbers of classes, which are integers, not {kind}")
+    if getattr(weight, "requires_grad", False) and sys.modules["torch"].is_grad_enabled():
+        raise OperandError("weight has no gradient here: detach it, or give the target as probabilities")
 
 
 def check_options(ignore_index: Any, reduction: str, label_smoothing: float, z_loss: float) -> int:

@@ -1,37 +1,96 @@
-"""Which framework's functions a call goes to."""
+"""Find what computes a call: what was kept of one like it, or a function of the arrays' framework."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from functools import cache
 from importlib import import_module
 from typing import Any
 
 import numpy as np
 
-from einops_fast.backends import Backend, awake_types, backend_for_type, get_backend
+from einops_fast.attention import torch_state
+from einops_fast.backends import Backend, backend_for_type, get_backend
+from einops_fast.backends.base import Likeness
 from einops_fast.dtypes import FLOATS, dtype_name
 from einops_fast.errors import OperandError
+from einops_fast.planning.layout import VECTOR
+from einops_fast.runtime import tracing
+from einops_fast.runtime.plan_cache import emptied_with_plans, keep
 from einops_fast.runtime.tracing import is_tracing
 
-__all__ = ["function_for", "torch_function"]
+__all__ = ["computed", "function_for"]
+
+Run = Callable[..., Any]
 
 _functions: dict[str, dict[str, Callable[..., Any]]] = {}
 
 _REAL = ("bool", "int", "uint", "float", "bfloat")
 """How the names of dtypes begin whose elements are numbers on one line."""
 
-_floating: set[Any] = set()
-"""Dtypes seen to be among FLOATS: to look a dtype up takes less time than to ask for its name."""
-
 _OF_ANY_KIND = ("target", "mask", "attn_mask")
 """Arguments of which operators say themselves whether they may be integers or booleans."""
 
 
+_runs: dict[Hashable, tuple[tuple[Likeness, Run], ...]] = emptied_with_plans({})
+"""What computes calls, by all of a call but its arrays and by the input's shape: for arrays that are alike."""
+
+_ALIKE = 4
+"""The most that are kept of one question, whose arrays are compared one after the other."""
+
+
+def computed(read: Callable[..., Run], arrays: tuple[Any, ...], *options: Any) -> Any:
+    """Return the result of an operator. From the third time on, it is one look-up and the call itself.
+
+    Args:
+        read: checks arrays and options, and returns what computes arrays that are like these.
+        arrays: the input, which may be a list, and others, each of which may be ``None``.
+        options: everything else that was asked for.
+    """
+    given = [each for each in arrays if each is not None]
+    question: Hashable = None
+    if not tracing.is_followed():
+        kept = None
+        try:
+            first = given[0]
+            # Options are told apart by type, too: True is no number, though it is equal to one.
+            question = (
+                read, first.shape, first.data_ptr() % VECTOR, torch_state.is_strict(),
+                not torch_state.saving_hooks(False), options, *map(type, options), *map(type, arrays),
+            )  # fmt: skip
+            for like, run in _runs.get(question, ()):
+                if like(given):
+                    kept = run
+                    break
+        except (AttributeError, IndexError, TypeError, RuntimeError):  # arrays of others, or without memory
+            question = None
+        if kept is not None:
+            return kept(*arrays)
+        if arrays[0] is not None and backend_for_type(type(arrays[0])) is None:
+            arrays = (get_backend("numpy").convert(arrays[0], "the input"), *arrays[1:])
+    run = read(*arrays, *options)
+    result = run(*arrays)
+    if question is not None:
+        _keep(question, given, options, run)
+    return result
+
+
+def _keep(question: Hashable, given: Sequence[Any], options: tuple[Any, ...], run: Run) -> None:
+    """Keep what computes calls, if their shapes come back: else that takes longer than it saves."""
+    kept = _runs.get(question)
+    if kept is None:
+        keep(_runs, question, ())
+    elif len(set(map(id, given))) == len(given) and not any(hasattr(option, "dtype") for option in options):
+        # Of one array that is given twice, no array can be like both; and what is in an option's array may change.
+        like = get_backend("torch").likeness(given, kernels=True)
+        if like is not None:
+            keep(_runs, question, ((like, run), *kept[: _ALIKE - 1]))
+
+
 def function_for(
     name: str, array: Any, operator: str, needs: tuple[str, ...] = (), **others: Any
-) -> tuple[Callable[..., Any], Any]:
-    """The function of this name for arrays like this one, and the array; a list becomes an array of NumPy's.
+) -> Callable[..., Callable[..., Any]]:
+    """Return the function of this name for arrays like this one, which takes arrays and options and returns a run.
 
     Args:
         name: of the function.
@@ -46,6 +105,7 @@ def function_for(
     """
     if array is None:
         raise OperandError(f"{operator} needs an input, which is None")
+    backend = None
     if is_tracing():
         from torch import Tensor  # torch is there if anything is traced
 
@@ -54,24 +114,18 @@ def function_for(
             raise OperandError(
                 f"torch.compile has {operator} for tensors of torch only, not for {type(array).__name__}"
             )
-        _is_floating(operator, "input", array.dtype, True)
-        _check_others(operator, array, needs, others, None)
-        return torch_function(name), array
-    backend = awake_types.get(type(array))
-    if backend is None:
-        backend = backend_for_type(type(array))
-        if backend is None:
-            backend = get_backend("numpy")
-            array = backend.convert(array, "the input")
-    found = _of(backend.name).get(name)
+    else:
+        backend = backend_for_type(type(array)) or get_backend("numpy")
+    framework = "torch" if backend is None else backend.name
+    found = _of(framework).get(name)
     if found is None:
-        raise OperandError(f"{operator} is there for tensors of torch only, not for arrays of {backend.name}")
-    by_torch = backend.name == "torch"
-    if by_torch and (array.is_nested or array.layout is not _dense()):
+        raise OperandError(f"{operator} is there for tensors of torch only, not for arrays of {framework}")
+    by_torch = framework == "torch"
+    if backend is not None and by_torch and (array.is_nested or array.layout is not _dense()):
         _check_layout(operator, array)
     _check_dtype(operator, "input", array.dtype, by_torch)
     _check_others(operator, array, needs, others, backend)
-    return found, array
+    return found
 
 
 @cache
@@ -109,8 +163,7 @@ def _check_others(
         if not _is_own(other, backend):
             framework = "torch" if backend is None else backend.name
             raise OperandError(f"{argument} is of type {type(other).__name__}; the input is an array of {framework}")
-        check = _is_floating if backend is None else _check_dtype
-        check(operator, argument, other.dtype, by_torch and argument not in _OF_ANY_KIND)
+        _check_dtype(operator, argument, other.dtype, by_torch and argument not in _OF_ANY_KIND)
         if by_torch and other.device != array.device and other.ndim:  # torch moves a number by itself
             raise OperandError(f"{argument} is on {other.device}, the input on {array.device}")
 
@@ -126,29 +179,12 @@ def _is_own(other: Any, backend: Backend | None) -> bool:
 
 
 def _check_dtype(operator: str, argument: str, dtype: Any, floats: bool) -> None:
-    """The same as :func:`_is_floating`, but for the answer, of a dtype that may have been asked about before."""
-    if dtype not in _floating and _is_floating(operator, argument, dtype, floats):
-        _floating.add(dtype)
-
-
-def _is_floating(operator: str, argument: str, dtype: Any, floats: bool) -> bool:
-    """Whether a dtype is among FLOATS.
-
-    Raises:
-        OperandError: the elements aren't numbers on one line, or aren't floating-point if they have to be.
-    """
+    """Raise OperandError unless elements are numbers on one line, and floating-point if they have to be."""
     kind = dtype_name(dtype)
-    if kind in FLOATS:
-        return True
-    if floats or not kind.startswith(_REAL):
-        kinds = ", ".join(FLOATS) if floats else "real numbers"
-        raise OperandError(f"{argument} has dtype {kind}; {operator} takes {kinds}")
-    return False
-
-
-def torch_function(name: str) -> Callable[..., Any]:
-    """The function of this name for torch's tensors."""
-    return _of("torch")[name]
+    if kind in FLOATS or (not floats and kind.startswith(_REAL)):
+        return
+    kinds = ", ".join(FLOATS) if floats else "real numbers"
+    raise OperandError(f"{argument} has dtype {kind}; {operator} takes {kinds}")
 
 
 def _of(framework: str) -> dict[str, Callable[..., Any]]:

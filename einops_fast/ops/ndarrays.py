@@ -20,8 +20,17 @@ __all__ = ["functions"]
 
 
 def functions(xp: Any) -> dict[str, Callable[..., Any]]:
-    """The operators by name, for arrays of the namespace ``xp``."""
-    return {"softmax": partial(_softmax, xp), "norm": partial(_norm, xp), "cross_entropy": partial(_cross_entropy, xp)}
+    """Return the operators by name, for arrays of the namespace ``xp``: what gives a run of arrays and options."""
+    return {
+        "softmax": partial(_run_of, _softmax, 2, xp),
+        "norm": partial(_run_of, _norm, 3, xp),
+        "cross_entropy": partial(_run_of, _cross_entropy, 3, xp),
+    }
+
+
+def _run_of(function: Callable[..., Any], count: int, xp: Any, *arguments: Any) -> Callable[..., Any]:
+    """Return what takes arrays, of which the arguments begin with so many, and computes a call."""
+    return lambda *arrays: function(xp, *arrays, *arguments[count:])
 
 
 def _wide(array: Any) -> Any:
@@ -74,7 +83,7 @@ def _positions(xp: Any, array: Any, axis: int) -> Any:
 
 
 def _softmax(
-    xp: Any, x: Any, dim: int, log: bool, mask: Any, queries: int | None, shift: int, scale: float, dtype: str | None
+    xp: Any, x: Any, mask: Any, dim: int, log: bool, queries: int | None, shift: int, scale: float, dtype: str | None
 ) -> Any:
     score = _wide(x)
     if not x.size:
@@ -106,7 +115,7 @@ def _softmax(
     return _result(moved - xp.log(total) if log else weights / total, x, dtype)
 
 
-def _norm(xp: Any, x: Any, dim: int, count: int, weight: Any, bias: Any, eps: float | None, centred: bool) -> Any:
+def _norm(xp: Any, x: Any, weight: Any, bias: Any, dim: int, count: int, eps: float | None, centred: bool) -> Any:
     h = _wide(x)
     axes = tuple(range(dim, dim + count))
     if centred:
@@ -122,7 +131,7 @@ def _norm(xp: Any, x: Any, dim: int, count: int, weight: Any, bias: Any, eps: fl
 
 
 def _cross_entropy(
-    xp: Any, x: Any, target: Any, dim: int, weight: Any, ignore_index: int, smoothing: float, z_loss: float,
+    xp: Any, x: Any, target: Any, weight: Any, dim: int, ignore_index: int, smoothing: float, z_loss: float,
     reduction: str, inplace: bool,
 ) -> Any:  # fmt: skip
     if "float" in _name(target):

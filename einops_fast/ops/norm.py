@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from einops_fast.attention.options import count
 from einops_fast.errors import EinsumError, ShapeError
 from einops_fast.ops.axes import axis_of
 from einops_fast.ops.checks import check_broadcast, check_sizes, check_values
-from einops_fast.ops.dispatch import function_for
+from einops_fast.ops.dispatch import computed, function_for
 
 __all__ = ["dropout_add_layer_norm", "last_sizes", "layer_norm", "rms_norm"]
 
@@ -54,7 +54,7 @@ def layer_norm(
         >>> ops.layer_norm(np.ones((2, 3, 4)), weight=np.ones(3), dim='c', pattern='b c t').shape
         (2, 3, 4)
     """
-    return _norm(True, input, normalized_shape, weight, bias, eps, dim, pattern)
+    return computed(_read_norm, (input, weight, bias), True, normalized_shape, eps, dim, pattern)
 
 
 def rms_norm(
@@ -81,7 +81,7 @@ def rms_norm(
         >>> ops.rms_norm(np.array([[3.0, 4.0]]), weight=np.array([5.0, 5.0])).round(3).tolist()
         [[4.243, 5.657]]
     """
-    return _norm(False, input, normalized_shape, weight, bias, eps, dim, pattern)
+    return computed(_read_norm, (input, weight, bias), False, normalized_shape, eps, dim, pattern)
 
 
 def dropout_add_layer_norm(
@@ -124,22 +124,32 @@ def dropout_add_layer_norm(
         >>> summed[0].tolist()
         [1.0, 2.0, 3.0, 4.0]
     """
-    function, input = function_for(
-        "dropout_add_norm", input, "dropout_add_layer_norm", residual=residual, weight=weight, bias=bias
-    )
-    check_values(p=p, eps=eps)
-    axis = axis_of(dim, pattern, len(input.shape))
-    check_sizes("input", input.shape, (axis,), weight=weight, bias=bias)
-    check_broadcast("residual", residual, "input", input.shape)
-    found: tuple[Any, Any] = function(input, residual, axis, weight, bias, p if training else 0.0, eps, not rms)
+    arrays = input, residual, weight, bias
+    found: tuple[Any, Any] = computed(_read_dropout_add_norm, arrays, p, eps, training, rms, dim, pattern)
     return found
 
 
-def _norm(
-    centred: bool, array: Any, normalized_shape: Any, weight: Any, bias: Any, eps: float | None, dim: Any,
+def _read_dropout_add_norm(
+    array: Any, residual: Any, weight: Any, bias: Any, p: float, eps: float, training: bool, rms: bool, dim: Any,
     pattern: str | None,
-) -> Any:  # fmt: skip
-    function, array = function_for("norm", array, "layer_norm" if centred else "rms_norm", weight=weight, bias=bias)
+) -> Callable[..., Any]:  # fmt: skip
+    """Check the arguments of :func:`dropout_add_layer_norm`, and return what computes such arrays."""
+    function = function_for(
+        "dropout_add_norm", array, "dropout_add_layer_norm", residual=residual, weight=weight, bias=bias
+    )
+    check_values(p=p, eps=eps)
+    axis = axis_of(dim, pattern, len(array.shape))
+    check_sizes("input", array.shape, (axis,), weight=weight, bias=bias)
+    check_broadcast("residual", residual, "input", array.shape)
+    return function(array, residual, weight, bias, axis, p if training else 0.0, eps, not rms)
+
+
+def _read_norm(
+    array: Any, weight: Any, bias: Any, centred: bool, normalized_shape: Any, eps: float | None, dim: Any,
+    pattern: str | None,
+) -> Callable[..., Any]:  # fmt: skip
+    """Check the arguments of :func:`layer_norm` or :func:`rms_norm`, and return what computes such arrays."""
+    function = function_for("norm", array, "layer_norm" if centred else "rms_norm", weight=weight, bias=bias)
     if eps is not None:
         check_values(eps=eps)
     shape = array.shape
@@ -150,7 +160,7 @@ def _norm(
             raise EinsumError("normalized_shape and dim or pattern can't be given together")
         axes = _last_axes(normalized_shape, shape)
     check_sizes("input", shape, axes, weight=weight, bias=bias)
-    return function(array, axes[0], len(axes), weight, bias, eps, centred)
+    return function(array, weight, bias, axes[0], len(axes), eps, centred)
 
 
 def last_sizes(normalized_shape: Any) -> tuple[int, ...]:

@@ -10,9 +10,9 @@ from einops_fast.attention.attend import attention
 from einops_fast.attention.options import count
 from einops_fast.attention.packed import apart
 from einops_fast.errors import EinsumError, ShapeError
-from einops_fast.ops.activation import dropout_bias_activation, product
+from einops_fast.ops.activation import dropout_bias_activation, read_linear
 from einops_fast.ops.checks import check_mask, check_values
-from einops_fast.ops.dispatch import function_for
+from einops_fast.ops.dispatch import computed, function_for
 
 __all__ = ["attention_or_zeros", "check_attention_options", "head_counts", "qkv_self_attention"]
 
@@ -79,7 +79,7 @@ def qkv_self_attention(
         torch.Size([2, 5, 32])
     """
     arrays = {"in_proj_weight": in_proj_weight, "in_proj_bias": in_proj_bias, "attn_mask": attn_mask}
-    function, input = function_for("linear", input, "qkv_self_attention", ("in_proj_weight",), **arrays)
+    function_for("linear", input, "qkv_self_attention", ("in_proj_weight",), **arrays)
     if len(input.shape) < 2:
         raise ShapeError(f"input has shape {tuple(input.shape)}; it needs axes of positions and features")
     num_heads, kv_heads = head_counts(num_heads, num_kv_heads)
@@ -88,7 +88,7 @@ def qkv_self_attention(
     check_attention_options(options)
     *batch, length, _ = input.shape
     check_mask("attn_mask", attn_mask, "scores", (*batch, num_heads, length, length))
-    packed = product(function, input, in_proj_weight, in_proj_bias, prefix="in_proj_")
+    packed = computed(read_linear, (input, in_proj_weight, in_proj_bias), "none", "in_proj_", "qkv_self_attention")
     packed = packed.unflatten(-1, (num_heads + 2 * kv_heads, head_dim))
     q, k, v = apart(packed, -2, (num_heads, kv_heads, kv_heads))
     if attn_mask is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from einops_fast.dtypes import FLOATS, dtype_name
 from einops_fast.errors import EinsumError, OperandError, ShapeError
 from einops_fast.ops.axes import axis_of, length
 from einops_fast.ops.checks import check_mask, check_values
-from einops_fast.ops.dispatch import function_for
+from einops_fast.ops.dispatch import computed, function_for
 from einops_fast.runtime.tracing import is_tracing
 
 __all__ = ["check_dtype", "check_options", "log_softmax", "softmax"]
@@ -62,7 +63,7 @@ def softmax(
         >>> ops.softmax(np.zeros((2, 2)), causal=True).tolist()
         [[1.0, 0.0], [0.5, 0.5]]
     """
-    return _softmax(False, input, dim, pattern, mask, causal, temperature, dtype)
+    return computed(_read, (input, mask), False, dim, pattern, causal, temperature, dtype)
 
 
 def log_softmax(
@@ -85,20 +86,22 @@ def log_softmax(
         >>> ops.log_softmax(np.zeros((1, 4))).round(3).tolist()
         [[-1.386, -1.386, -1.386, -1.386]]
     """
-    return _softmax(True, input, dim, pattern, mask, causal, temperature, dtype)
+    return computed(_read, (input, mask), True, dim, pattern, causal, temperature, dtype)
 
 
-def _softmax(
-    log: bool, array: Any, dim: Any, pattern: str | None, mask: Any, causal: bool | str, temperature: float, dtype: Any
-) -> Any:
-    function, array = function_for("softmax", array, "log_softmax" if log else "softmax", mask=mask)
+def _read(
+    array: Any, mask: Any, log: bool, dim: Any, pattern: str | None, causal: bool | str, temperature: float, dtype: Any
+) -> Callable[..., Any]:
+    """Check the arguments of :func:`softmax` or :func:`log_softmax`, and return what computes such arrays."""
+    function = function_for("softmax", array, "log_softmax" if log else "softmax", mask=mask)
     shape = array.shape
     rank = len(shape)
     wanted = None if dtype is None else check_dtype(dtype)
     check_options(causal, temperature)
     check_mask("mask", mask, "input", shape)
     if not rank and dim in (None, 0, -1) and not causal:
-        return function(array.reshape((1,)), 0, log, mask, None, 0, 1.0 / temperature, wanted)[0]
+        run = function(array.reshape((1,)), mask, 0, log, None, 0, 1.0 / temperature, wanted)
+        return lambda array, mask: run(array.reshape((1,)), mask)[0]
     axis = axis_of(dim, pattern, rank)
     queries, shift = None, 0
     if causal:
@@ -109,7 +112,7 @@ def _softmax(
         queries = rank - 1 if axis < rank - 1 else rank - 2
         if causal == "bottom_right":
             shift = length(array, axis) - length(array, queries)
-    return function(array, axis, log, mask, queries, shift, 1.0 / temperature, wanted)
+    return function(array, mask, axis, log, queries, shift, 1.0 / temperature, wanted)
 
 
 def check_dtype(dtype: Any) -> str | None:

@@ -11,9 +11,11 @@ import torch.nn.functional as F
 
 from einops_fast.backends.torch.gradients import gradients_by_torch
 from einops_fast.backends.torch.operator import Layout, by_kernel
-from einops_fast.backends.torch.ops.dropout import dropout_by_torch, later_seed, seeded
+from einops_fast.backends.torch.ops.begun import Calls, begun
+from einops_fast.backends.torch.ops.dropout import dropout_by_torch, seed_of
 from einops_fast.backends.torch.ops.row_operator import RowOperator, dense_layout
 from einops_fast.backends.torch.types import HALVES, may_read_values
+from einops_fast.runtime.tiers import Run
 
 __all__ = ["activation_by_kernel", "activation_by_torch", "activation_gradients", "bias_activation"]
 
@@ -48,25 +50,31 @@ _IN_PLACE: dict[str, Callable[[Any], Any]] = {
 """Those that torch has over their own input."""
 
 
-def bias_activation(x: Any, bias: Any, activation: str, p: float) -> Any:
-    """See :func:`einops_fast.ops.dropout_bias_activation`."""
+def bias_activation(x: Any, bias: Any, activation: str, p: float) -> Run:
+    """Return what computes :func:`einops_fast.ops.dropout_bias_activation` of ``x`` and the bias."""
+    library = _by_torch(x, bias, activation, p)
     if not by_kernel([x] if bias is None else [x, bias]):
-        return activation_by_torch(x, bias, activation, p)
-    by_torch = partial(activation_by_torch, x, bias, activation, p)
-    seed = later_seed(x, p)
-    return activation_by_kernel.or_library(by_torch, x, bias, seed, activation, p, kernels=_with_seed)
-
-
-def _with_seed(x: Any, bias: Any, seed: Any, *numbers: Any) -> Any:
-    return activation_by_kernel(x, bias, seeded(seed, x), *numbers)
+        return library
+    kernels = lambda x, bias: activation_by_kernel(x, bias, seed_of(x, p), activation, p)  # noqa: E731
+    return begun(Calls("bias_activation", library, kernels, (x, bias), x.dim() - 1, (activation, p)))
 
 
 def activation_by_torch(x: Any, bias: Any, activation: str, p: float = 0.0) -> Any:
-    """In the dtype of ``x``, by functions that can be differentiated again, each of which rounds."""
-    before = x if bias is None else x + bias
-    ours = before is not x and may_read_values(x) and not before.requires_grad
-    found = (_IN_PLACE if ours and activation in _IN_PLACE else _BY_TORCH)[activation](before)
-    return (dropout_by_torch(found, p) if p else found).to(x.dtype)
+    """Compute the same by functions that can be differentiated again, each of which rounds."""
+    return _by_torch(x, bias, activation, p)(x, bias)
+
+
+def _by_torch(x: Any, bias: Any, activation: str, p: float) -> Run:
+    dtype, function = x.dtype, _BY_TORCH[activation]
+    recorded = torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad))
+    if bias is not None and activation in _IN_PLACE and not recorded and may_read_values(x):
+        function = _IN_PLACE[activation]  # over the sum, which is nobody else's
+
+    def run(x: Any, bias: Any) -> Any:
+        found = function(x if bias is None else x + bias)
+        return (dropout_by_torch(found, p) if p else found).to(dtype)
+
+    return run
 
 
 def _layouts(x: Any, *others: Any) -> tuple[Layout]:
@@ -107,7 +115,6 @@ activation_gradients = RowOperator(
     "bool of_bias) -> (Tensor, Tensor)",
     "activation.activation_gradients",
     _gradient_layouts,
-    along=False,
 )
 
 activation_by_kernel = RowOperator(
@@ -116,5 +123,4 @@ activation_by_kernel = RowOperator(
     _layouts,
     _setup,
     _backward,
-    along=False,
 )

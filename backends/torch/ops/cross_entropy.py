@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -10,9 +9,11 @@ import torch.nn.functional as F
 
 from einops_fast.backends.torch.gradients import gradients_by_torch
 from einops_fast.backends.torch.operator import Layout, by_kernel, result_dtype
+from einops_fast.backends.torch.ops.begun import Calls, begun
 from einops_fast.backends.torch.ops.row_operator import RowOperator, dense_layout
 from einops_fast.errors import EinsumError
 from einops_fast.planning.layout import contiguous_strides
+from einops_fast.runtime.tiers import Run
 
 __all__ = ["RowLoss", "cross_entropy", "cross_entropy_by_kernel", "reduced", "write_gradient"]
 
@@ -78,49 +79,73 @@ class RowLoss(NamedTuple):
 
 
 def cross_entropy(
-    x: Any, target: Any, dim: int, weight: Any, ignore_index: int, smoothing: float, z_loss: float, reduction: str,
+    x: Any, target: Any, weight: Any, dim: int, ignore_index: int, smoothing: float, z_loss: float, reduction: str,
     inplace: bool = False,
-) -> Any:  # fmt: skip
-    """See :func:`einops_fast.ops.cross_entropy`, whose arguments these are; ``dim`` isn't negative."""
-    if inplace:
+) -> Run:  # fmt: skip
+    """Return what computes :func:`einops_fast.ops.cross_entropy`, whose arguments these are, of the first three.
+
+    ``dim`` isn't negative.
+    """
+    numbers = ignore_index, smoothing, z_loss
+    loss = RowLoss(weight, *numbers)
+    library = _by_torch(loss, x, target, dim, reduction)
+    if loss.has_kernels(x, target):
+        # What is traced has memory planned by the compiler.
+        inside = inplace and not torch.compiler.is_compiling() and type(x) is torch.Tensor
+        dtype = result_dtype(x)
+
+        def kernels(x: Any, target: Any, weight: Any) -> Any:
+            loss = RowLoss(weight, *numbers)
+            losses = cross_entropy_by_kernel(x, target, weight, loss.weights(), dim, *numbers, inside)[0]
+            # What is traced is brought together by the compiler.
+            if reduction != "none" and target.is_contiguous() and not torch.compiler.is_compiling():
+                mean = reduction == "mean"
+                return reduced_by_kernel(losses, target, weight, x.shape[dim], ignore_index, mean, dtype)[0]
+            divisor = loss.divisor(target, losses.dtype) if reduction == "mean" else None
+            return reduced(losses, divisor, reduction).to(dtype)
+
+        all_numbers = dim, *numbers, inside, reduction, dtype
+        run = begun(Calls("cross_entropy", library, kernels, (x, target, weight), dim, all_numbers))
+    else:
+        run = library
+    if not inplace:
+        return run
+
+    def checked(x: Any, target: Any, weight: Any) -> Any:
         _check_inplace(x)
-    loss = RowLoss(weight, ignore_index, smoothing, z_loss)
-    by_torch = partial(_by_torch, loss, x, target, dim, reduction)
-    if not loss.has_kernels(x, target):
-        return by_torch()
-    # What is traced has memory planned by the compiler.
-    inplace = inplace and not torch.compiler.is_compiling() and type(x) is torch.Tensor
-    dtype = result_dtype(x)
-    return cross_entropy_by_kernel.or_library(
-        by_torch, x, target, weight, loss.weights(), dim, *loss[1:], inplace,
-        kernels=partial(_by_kernels, reduction, dtype), further=(reduction, dtype),
-    )  # fmt: skip
+        return run(x, target, weight)
+
+    return checked
 
 
-def _by_kernels(reduction: str, dtype: torch.dtype, x: Any, target: Any, weight: Any, *others: Any) -> Any:
-    """Return the loss from the arguments of the operator."""
-    losses = cross_entropy_by_kernel(x, target, weight, *others)[0]
-    _, dim, ignore_index, *_ = others
-    # What is traced is brought together by the compiler.
-    if reduction != "none" and target.is_contiguous() and not torch.compiler.is_compiling():
-        numbers = x.shape[dim], ignore_index, reduction == "mean", dtype
-        return reduced_by_kernel(losses, target, weight, *numbers)[0]
-    divisor = RowLoss(weight, *others[2:5]).divisor(target, losses.dtype) if reduction == "mean" else None
-    return reduced(losses, divisor, reduction).to(dtype)
+def _by_torch(loss: RowLoss, x: Any, target: Any, dim: int, reduction: str) -> Run:
+    """Return the same by functions of torch."""
+    dtype, numbers = result_dtype(x), loss[1:]
+    if loss.z_loss:
 
+        def with_z_loss(x: Any, target: Any, weight: Any) -> Any:
+            loss = RowLoss(weight, *numbers)
+            losses = loss.by_torch(x, target, dim)
+            divisor: Any = None
+            if reduction == "mean":
+                divisor = losses.numel() if target.is_floating_point() else loss.divisor(target, losses.dtype)
+            return reduced(losses, divisor, reduction).to(dtype)
 
-def _by_torch(loss: RowLoss, x: Any, target: Any, dim: int, reduction: str) -> Any:
-    """Return the loss by functions of torch."""
-    dtype = result_dtype(x)
-    if not loss.z_loss:
-        if dtype != x.dtype or (loss.weight is not None and loss.weight.dtype != dtype):
+        return with_z_loss
+    options: dict[str, Any] = {
+        "reduction": reduction, "ignore_index": loss.ignore_index, "label_smoothing": loss.smoothing
+    }  # fmt: skip
+    same = x.dtype == dtype and (loss.weight is None or loss.weight.dtype == dtype)
+    if same and target.dtype == torch.int64 and (dim == 1 or x.dim() == 1):
+        return lambda x, target, weight: F.cross_entropy(x, target, weight, **options)
+
+    def run(x: Any, target: Any, weight: Any) -> Any:
+        loss = RowLoss(weight, *numbers)
+        if not same:
             x, loss = loss.widened(x)
         return loss.native(x, target, dim, reduction).to(dtype)
-    losses = loss.by_torch(x, target, dim)
-    divisor: Any = None
-    if reduction == "mean":
-        divisor = losses.numel() if target.is_floating_point() else loss.divisor(target, losses.dtype)
-    return reduced(losses, divisor, reduction).to(dtype)
+
+    return run
 
 
 def reduced(losses: Any, divisor: Any, reduction: str) -> Any:

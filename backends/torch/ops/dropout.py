@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from einops_fast.attention.torch_state import seed_for
 
-__all__ = ["dropout_by_torch", "later_seed", "seeded"]
+__all__ = ["dropout_by_torch", "seed_of"]
 
 
 @cache
@@ -18,14 +18,9 @@ def _some_seed() -> Any:
     return torch.empty((1,), dtype=torch.int64, device="meta")
 
 
-def later_seed(x: Any, p: float) -> Any:
-    """Return what stands for the seed of a call that may not need one; ``None`` where nothing is dropped."""
-    return None if not p else seed_for(x) if torch.compiler.is_compiling() else _some_seed()
-
-
-def seeded(seed: Any, x: Any) -> Any:
-    """Return a seed where :func:`later_seed` has left that open, but in a rehearsal."""
-    return seed_for(x) if seed is not None and seed.is_meta and not x.is_meta else seed
+def seed_of(x: Any, p: float) -> Any:
+    """Return the seed of a call, in a rehearsal one without memory; ``None`` where nothing is dropped."""
+    return None if not p else _some_seed() if x.is_meta else seed_for(x)
 
 
 def dropout_by_torch(x: Any, p: float) -> Any:

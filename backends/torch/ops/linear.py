@@ -13,14 +13,14 @@ import torch.nn.functional as F
 from einops_fast.backends.gpus import gpu_ceilings
 from einops_fast.backends.torch import backend as engine
 from einops_fast.backends.torch.gradients import gradients_by_torch
-from einops_fast.backends.torch.operator import MEMORY, autocasted, by_kernel, dtype_name
+from einops_fast.backends.torch.operator import MEMORY, Operator, autocasted, by_kernel, dtype_name
 from einops_fast.backends.torch.ops.activation import (
     activation_by_kernel,
     activation_by_torch,
     activation_gradients,
     bias_activation,
 )
-from einops_fast.backends.torch.ops.begun import BegunOperator, begins_with_library
+from einops_fast.backends.torch.ops.begun import Calls, begins_with_library, begun
 from einops_fast.backends.torch.types import PLAIN
 from einops_fast.einsum import fast_einsum
 from einops_fast.planning.epilogue import Epilogue
@@ -28,6 +28,7 @@ from einops_fast.planning.notation import parse
 from einops_fast.planning.plan import make_plan
 from einops_fast.planning.steps import Fused
 from einops_fast.planning.target import Numerics, Operand, Target
+from einops_fast.runtime.tiers import Run
 from einops_fast.runtime.tuning import current_mode
 
 __all__ = ["linear"]
@@ -36,24 +37,42 @@ _FROM_RESULT = ("relu", "leaky_relu")
 """Activations whose slope is that at the result: nothing else has to be kept for it."""
 
 
-def linear(x: Any, weight: Any, bias: Any, activation: str) -> Any:
-    """See :func:`einops_fast.ops.linear`."""
+def linear(x: Any, weight: Any, bias: Any, activation: str) -> Run:
+    """Return what computes :func:`einops_fast.ops.linear` of ``x``, weight and bias."""
     given = (x, weight) if bias is None else (x, weight, bias)
-    tensors = autocasted(given) if by_kernel(given) and weight.numel() > 0 else ()
+    ours = by_kernel(given) and weight.numel() > 0
+    tensors = autocasted(given) if ours else ()
     if not tensors or not _alike(tensors):
-        # Together with the bias, so that the sums are rounded once.
-        return bias_activation(F.linear(x, weight, None if bias is None else bias.to(x.dtype)), None, activation, 0.0)
-    keeps = False
-    if activation != "none" and activation not in _FROM_RESULT:
-        keeps = torch.is_grad_enabled() and any(each.requires_grad for each in tensors)
+        return _by_torch(x, bias, activation)
+    casted = any(one is not other for one, other in zip(tensors, given, strict=True))
     x, weight, *biases = tensors
     bias = biases[0] if biases else None
     if activation == "none" and begins_with_library():
-        return F.linear(x, weight, bias)  # for plain products, there is nothing faster
-    return linear_by_kernel.or_library(
-        lambda: (activation_by_torch(F.linear(x, weight, bias), None, activation),),
-        x, weight, bias, activation, keeps, further=(*weight.shape, *weight.stride()),
-    )[0]  # fmt: skip
+        run: Run = F.linear  # for plain products, there is nothing faster
+    else:
+        keeps = activation not in ("none", *_FROM_RESULT) and torch.is_grad_enabled()
+        keeps = keeps and any(each.requires_grad for each in tensors)
+
+        def library(x: Any, weight: Any, bias: Any) -> Any:
+            return activation_by_torch(F.linear(x, weight, bias), None, activation)
+
+        kernels = lambda x, weight, bias: linear_by_kernel(x, weight, bias, activation, keeps)[0]  # noqa: E731
+        numbers = activation, keeps, weight.shape, weight.stride()
+        run = begun(Calls("linear", library, kernels, (x, weight, bias), x.dim() - 1, numbers))
+    return (lambda *arrays: run(*autocasted(arrays))) if casted else run
+
+
+def _by_torch(x: Any, bias: Any, activation: str) -> Run:
+    """Return the library's product, together with the bias, so that the sums are rounded once."""
+    dtype = None if bias is None or bias.dtype == x.dtype else x.dtype
+    if activation == "none" and dtype is None:
+        return F.linear
+
+    def run(x: Any, weight: Any, bias: Any) -> Any:
+        found = F.linear(x, weight, bias if dtype is None else bias.to(dtype))
+        return found if activation == "none" else bias_activation(found, None, activation, 0.0)(found, None)
+
+    return run
 
 
 def _alike(tensors: Sequence[Any]) -> bool:
@@ -198,12 +217,11 @@ def _weight_gradient(d_out: Any, x: Any) -> Any:
     return fast_einsum("...n,...k->nk", d_out, x)
 
 
-linear_by_kernel = BegunOperator(
+linear_by_kernel = Operator(
     "linear(Tensor x, Tensor weight, Tensor? bias, str activation, bool keeps) -> (Tensor, Tensor)",
     _compute,
     _shapes,
     _setup,
     _backward,
     seen=1,
-    along=False,
 )

@@ -26,6 +26,7 @@ from einops_fast.backends.torch.operator import (
 from einops_fast.backends.torch.ops.cross_entropy import RowLoss, cross_entropy, reduced
 from einops_fast.backends.torch.ops.logit_chunks import as_rows, chunk_rows, gradients_like, in_chunks, row_parts
 from einops_fast.backends.torch.types import PLAIN, is_batched, is_followed, may_read_values
+from einops_fast.runtime.tiers import Run
 
 __all__ = ["linear_cross_entropy"]
 
@@ -41,11 +42,16 @@ _graph_is_kept: Callable[[], bool] = getattr(
 """Whether what runs backward may do so again."""
 
 
-def linear_cross_entropy(
+def linear_cross_entropy(x: Any, linear_weight: Any, target: Any, bias: Any, weight: Any, *numbers: Any) -> Run:
+    """Return what computes :func:`einops_fast.ops.linear_cross_entropy` of the tensors."""
+    return lambda *arrays: _losses(*arrays, *numbers)
+
+
+def _losses(
     x: Any, linear_weight: Any, target: Any, bias: Any, weight: Any, ignore_index: int, smoothing: float, z_loss: float,
     reduction: str, chunk: int | None,
 ) -> Any:  # fmt: skip
-    """See :func:`einops_fast.ops.linear_cross_entropy`."""
+    """Return the loss."""
     dtype = result_dtype(x)
     rows, targets = as_rows(x), target.reshape(-1)
     loss = RowLoss(weight, ignore_index, smoothing, z_loss)
@@ -55,7 +61,7 @@ def linear_cross_entropy(
     easy = tensors[0].dim() == 2 or tensors[0].numel() <= _SMALL
     if few and easy and _by_torch(*tensors, targets, weight):
         logits = F.linear(tensors[0].flatten(0, -2), *tensors[1:])
-        found = cross_entropy(logits, targets, 1, *loss, reduction)
+        found = cross_entropy(logits, targets, weight, 1, *loss[1:], reduction)(logits, targets, weight)
     elif not _in_one(*tensors, targets, weight):
         found = _by_checkpoints(rows, linear_weight, bias, targets, loss, reduction, chunk or 0)
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,97 +10,114 @@ import torch.nn.functional as F
 
 from einops_fast.backends.torch.gradients import gradients_by_torch
 from einops_fast.backends.torch.operator import Layout, by_kernel, dtype_name, result_dtype
-from einops_fast.backends.torch.ops.dropout import dropout_by_torch, later_seed, seeded
+from einops_fast.backends.torch.ops.begun import Calls, begun
+from einops_fast.backends.torch.ops.dropout import dropout_by_torch, seed_of
 from einops_fast.backends.torch.ops.row_operator import RowOperator, dense_layout
 from einops_fast.planning.layout import contiguous_strides
 
-__all__ = ["dropout_add_norm", "norm", "norm_by_kernel", "norm_by_torch"]
+__all__ = ["dropout_add_norm", "norm", "norm_by_kernel"]
 
 
-def norm(x: Any, dim: int, count: int, weight: Any, bias: Any, eps: float | None, centred: bool) -> Any:
-    """Layer norm, or RMS norm if not ``centred``, along ``count`` axes from ``dim`` on; of several, the last ones.
+def norm(
+    x: Any, weight: Any, bias: Any, dim: int, count: int, eps: float | None, centred: bool
+) -> Callable[[Any, Any, Any], Any]:
+    """Return what computes layer norm, or RMS norm if not ``centred``, along ``count`` axes from ``dim`` on.
 
-    Weight and bias have these axes. See :func:`einops_fast.ops.layer_norm`.
+    Of several axes, they are the last ones. Weight and bias have these axes. See :func:`einops_fast.ops.layer_norm`.
     """
-    tensors = [each for each in (x, weight, bias) if each is not None]
-    if not by_kernel(tensors) or (count > 1 and not _flattens(x, count)):
-        return norm_by_torch(x, dim, count, weight, bias, _eps(x, eps), centred, result_dtype(x))
-    shape = x.shape
-    if count > 1:
-        x = x.view(*shape[:dim], -1)
-        weight, bias = (None if each is None else each.reshape(-1) for each in (weight, bias))
     dtype, eps = result_dtype(x), _eps(x, eps)
-    found = norm_by_kernel.or_library(
-        lambda: (norm_by_torch(x, dim, 1, weight, bias, eps, centred, dtype),),
-        x, None, weight, bias, None, dim, centred, eps, 0.0, dtype_name(dtype),
-    )[0]  # fmt: skip
-    return found.view(shape) if count > 1 else found
+    arrays = x, weight, bias
+    if not by_kernel([each for each in arrays if each is not None]) or (count > 1 and not _flattens(x, count)):
+        return _by_torch(x, weight, bias, dim, count, eps, centred, dtype)
+    if count > 1:
+
+        def flat(x: Any, weight: Any, bias: Any) -> tuple[Any, Any, Any]:
+            weight, bias = (None if each is None else each.reshape(-1) for each in (weight, bias))
+            return x.view(*x.shape[:dim], -1), weight, bias
+
+        run = norm(*flat(*arrays), dim, 1, eps, centred)
+        return lambda *arrays: run(*flat(*arrays)).view(arrays[0].shape)
+    library = _by_torch(x, weight, bias, dim, 1, eps, centred, dtype)
+    numbers = dim, centred, eps, 0.0, dtype_name(dtype)
+    kernels = lambda x, weight, bias: norm_by_kernel(x, None, weight, bias, None, *numbers)[0]  # noqa: E731
+    return begun(Calls("norm", library, kernels, arrays, dim, numbers))
 
 
 def _eps(x: Any, eps: float | None) -> float:
-    """As torch's ``rms_norm`` has it: that of the type that is computed in."""
+    """Return the number, or as torch's ``rms_norm`` has it that of the type that is computed in."""
     if eps is None:
         eps = torch.finfo(torch.float64 if x.dtype == torch.float64 else torch.float32).eps
     return float(eps)
 
 
 def _flattens(x: Any, count: int) -> bool:
-    """Whether the last axes lie like one."""
+    """Return whether the last axes lie like one."""
     axes = range(x.dim() - count, x.dim() - 1)
     return all(x.stride(at) == x.stride(at + 1) * x.shape[at + 1] for at in axes)
 
 
-def norm_by_torch(
-    x: Any, dim: int, count: int, weight: Any, bias: Any, eps: float, centred: bool, dtype: torch.dtype
-) -> Any:
-    """The same in ``dtype`` by torch's functions, which can be differentiated as often as these."""
+def _by_torch(
+    x: Any, weight: Any, bias: Any, dim: int, count: int, eps: float, centred: bool, dtype: torch.dtype
+) -> Callable[[Any, Any, Any], Any]:
+    """Return the same in ``dtype`` by torch's functions, which can be differentiated as often as these."""
     kinds = {each.dtype for each in (x, weight, bias) if each is not None}
     # torch's RMS norm has no bias, and its layer norm no gradients of gradients of one without a weight.
-    if centred and weight is None and bias is not None:
-        weight = torch.ones_like(bias)
-    apart = bias is not None and not centred
-    if apart or kinds != {dtype}:
-        wide = torch.float64 if torch.float64 in kinds else torch.float32
-        x, weight, bias = (None if each is None else each.to(wide) for each in (x, weight, bias))
-    moved = x if dim + count == x.dim() else x.movedim(dim, -1)
-    shape = moved.shape[-count:]
-    found: Any = F.layer_norm(moved, shape, weight, bias, eps) if centred else F.rms_norm(moved, shape, weight, eps)
-    if apart:
-        found = found + bias
-    if moved is not x:
-        found = found.movedim(-1, dim)
-    return found if found.dtype == dtype else found.to(dtype)
+    apart, without_weight = bias is not None and not centred, centred and bias is not None and weight is None
+    wide = torch.float64 if torch.float64 in kinds else torch.float32
+    casts, moves = apart or kinds != {dtype}, dim + count != x.dim()
+    shape = (x.shape[dim],) if moves else x.shape[-count:]
+    if not (casts or moves or without_weight):
+        if centred:
+            return lambda x, weight, bias: F.layer_norm(x, shape, weight, bias, eps)
+        return lambda x, weight, bias: F.rms_norm(x, shape, weight, eps)
+
+    def run(x: Any, weight: Any, bias: Any) -> Any:
+        if without_weight:
+            weight = torch.ones_like(bias)
+        if casts:
+            x, weight, bias = (None if each is None else each.to(wide) for each in (x, weight, bias))
+        if moves:
+            x = x.movedim(dim, -1)
+        found = F.layer_norm(x, shape, weight, bias, eps) if centred else F.rms_norm(x, shape, weight, eps)
+        if apart:
+            found = found + bias
+        return (found.movedim(-1, dim) if moves else found).to(dtype)
+
+    return run
 
 
 def dropout_add_norm(
-    x: Any, residual: Any, dim: int, weight: Any, bias: Any, p: float, eps: float, centred: bool
-) -> tuple[Any, Any]:
-    """The norm of ``h = dropout(x) + residual``, and ``h``; see :func:`einops_fast.ops.dropout_add_layer_norm`."""
-    tensors = [each for each in (x, residual, weight, bias) if each is not None]
-    dtype = result_dtype(x)
+    x: Any, residual: Any, weight: Any, bias: Any, dim: int, p: float, eps: float, centred: bool
+) -> Callable[[Any, Any, Any, Any], tuple[Any, Any]]:
+    """Return what computes the norm of ``h = dropout(x) + residual``, and ``h``.
 
-    def by_torch() -> tuple[Any, Any]:
+    See :func:`einops_fast.ops.dropout_add_layer_norm`.
+    """
+    arrays = x, residual, weight, bias
+    dtype, eps = result_dtype(x), _eps(x, eps)
+    kind = x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
+    ours = by_kernel([each for each in arrays if each is not None])
+    if residual is None and not p and ours:
+        run = norm(x, weight, bias, dim, 1, eps, centred)
+        return lambda x, residual, weight, bias: (run(x, weight, bias), x)
+
+    def library(x: Any, residual: Any, weight: Any, bias: Any) -> tuple[Any, Any]:
         summed = dropout_by_torch(x, p)
         if residual is not None:
-            if residual.dtype != x.dtype:  # of a number, torch would take the kind of dtype only
-                summed = summed.to(torch.promote_types(x.dtype, residual.dtype))
-            summed = summed + residual
-        return norm_by_torch(summed, dim, 1, weight, bias, eps, centred, dtype), summed
+            # Of a number, torch would take the kind of dtype only.
+            summed = (summed if summed.dtype == kind else summed.to(kind)) + residual
+        normed = _by_torch(summed, weight, bias, dim, 1, eps, centred, dtype)
+        return normed(summed, weight, bias), summed
 
-    if not by_kernel(tensors):
-        return by_torch()
-    if residual is None and not p:
-        return norm(x, dim, 1, weight, bias, eps, centred), x
-    found = norm_by_kernel.or_library(
-        by_torch, x, residual, weight, bias, later_seed(x, p), dim, centred, _eps(x, eps), p, dtype_name(dtype),
-        kernels=_with_seed,
-    )  # fmt: skip
-    return found[0], found[1]
+    if not ours:
+        return library
+    numbers = dim, centred, eps, p, dtype_name(dtype)
 
+    def kernels(x: Any, residual: Any, weight: Any, bias: Any) -> tuple[Any, Any]:
+        found = norm_by_kernel(x, residual, weight, bias, seed_of(x, p), *numbers)
+        return found[0], found[1]
 
-def _with_seed(x: Any, residual: Any, weight: Any, bias: Any, seed: Any, *numbers: Any) -> tuple[Any, ...]:
-    found: tuple[Any, ...] = norm_by_kernel(x, residual, weight, bias, seeded(seed, x), *numbers)
-    return found
+    return begun(Calls("norm", library, kernels, arrays, dim, numbers))
 
 
 def _layouts(
@@ -170,10 +188,8 @@ def _gradients_again(
     if seed is not None:
         raise NotImplementedError("dropout with a norm by the kernels can't be differentiated twice: set p=0")
     of_h = bool(wanted[0] or wanted[1])
-    dh, d_weight, d_bias = gradients_by_torch(
-        lambda h, weight, bias: norm_by_torch(h, dim, 1, weight, bias, eps, centred, d_out.dtype),
-        (h, weight, bias), (of_h, *wanted[2:]), d_out,
-    )  # fmt: skip
+    run = _by_torch(h, weight, bias, dim, 1, eps, centred, d_out.dtype)
+    dh, d_weight, d_bias = gradients_by_torch(run, (h, weight, bias), (of_h, *wanted[2:]), d_out)
     if d_summed is not None:
         dh = dh + d_summed
     dx, d_residual = (dh.to(getattr(torch, dtype)) if dtype else None for dtype in wanted[:2])

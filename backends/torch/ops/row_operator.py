@@ -7,8 +7,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from einops_fast.backends.torch.operator import MEMORY, Layout, dtype_name, is_aligned, new_tensors
-from einops_fast.backends.torch.ops.begun import BegunOperator
+from einops_fast.backends.torch.operator import MEMORY, Layout, Operator, dtype_name, is_aligned, new_tensors
 from einops_fast.planning.layout import dense_strides
 from einops_fast.planning.target import Operand
 from einops_fast.runtime.plan_cache import emptied_with_plans, keep
@@ -17,7 +16,7 @@ from einops_fast.runtime.tuning import current_mode
 __all__ = ["RowOperator", "dense_layout"]
 
 
-class RowOperator(BegunOperator):
+class RowOperator(Operator):
     """An operator whose kernels are in a folder of :mod:`einops_fast.backends.triton.rows`.
 
     Args:
@@ -27,7 +26,6 @@ class RowOperator(BegunOperator):
         setup, backward, seen: as for that class.
         unrecorded: how many results are made for callers that want no gradients, if not all.
         aligned: positions of the tensors whose addresses matter.
-        along: whether the first number is the axis that rows are along; else that is the last one.
     """
 
     def __init__(
@@ -40,13 +38,12 @@ class RowOperator(BegunOperator):
         seen: int | None = None,
         unrecorded: int | None = None,
         aligned: Sequence[int] = (),
-        along: bool = True,
     ) -> None:
         self._contest, self._layouts, self._aligned = contest.split("."), layouts, aligned
         self._single = schema.endswith("-> Tensor")
         self._plans: dict[Any, tuple[Sequence[Layout | None], Callable[..., None]]] = emptied_with_plans({})
         fewer = None if unrecorded is None else partial(self._run, count=unrecorded)
-        super().__init__(schema, self._run, self._shapes, setup, backward, seen, fewer, along=along)
+        super().__init__(schema, self._run, self._shapes, setup, backward, seen, fewer)
 
     def _shapes(self, *arguments: Any) -> Any:
         found = new_tensors(arguments[0], self._layouts(*arguments))

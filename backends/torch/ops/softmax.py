@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
 
 from einops_fast.backends.torch.operator import Layout, by_kernel, dtype_name, result_dtype
+from einops_fast.backends.torch.ops.begun import Calls, begun
 from einops_fast.backends.torch.ops.row_operator import RowOperator, dense_layout
 from einops_fast.backends.torch.ops.softmax_pieces import (
     gains_by_pieces,
@@ -16,46 +16,56 @@ from einops_fast.backends.torch.ops.softmax_pieces import (
     softmax_in_pieces,
 )
 from einops_fast.errors import OperandError
+from einops_fast.runtime.tiers import Run
 
-__all__ = ["softmax", "softmax_by_kernel", "softmax_by_torch"]
+__all__ = ["softmax", "softmax_by_kernel"]
 
 
 def softmax(
-    x: Any, dim: int, log: bool, mask: Any, queries: int | None, shift: int, scale: float, dtype: str | None
-) -> Any:
-    """The softmax along ``dim`` of ``scale * x``, masked; see :func:`einops_fast.ops.softmax`.
+    x: Any, mask: Any, dim: int, log: bool, queries: int | None, shift: int, scale: float, dtype: str | None
+) -> Run:
+    """Return what computes the softmax along ``dim`` of ``scale * x``, masked, of ``x`` and the mask.
+
+    See :func:`einops_fast.ops.softmax`.
 
     Args:
         x: any shape and strides.
+        mask: bool or added, broadcastable to ``x``; or ``None``.
         dim: not negative.
         log: whether the logarithm is wanted.
-        mask: bool or added, broadcastable to ``x``; or ``None``.
         queries: the axis of positions for causality, or ``None``.
         shift: how many positions after its own a query sees.
         scale: of the scores.
         dtype: of the result; that of ``x``, or autocast's, if ``None``.
     """
-    by_torch = partial(softmax_by_torch, x, dim, log, mask, queries, shift, scale, dtype)
-    if not by_kernel([x] if mask is None else [x, mask]):
-        return by_torch()
-    dtype = dtype or dtype_name(result_dtype(x))
-    return softmax_by_kernel.or_library(by_torch, x, mask, dim, log, queries, shift, scale, dtype)
-
-
-def softmax_by_torch(
-    x: Any, dim: int, log: bool, mask: Any, queries: int | None, shift: int, scale: float, dtype: str | None
-) -> Any:
-    """The same by torch's functions, which can be differentiated as often as these."""
     wanted = result_dtype(x) if dtype is None else getattr(torch, dtype)
+    library = _by_torch(x, mask, dim, log, queries, shift, scale, wanted)
+    if not by_kernel([x] if mask is None else [x, mask]):
+        return library
+    numbers = dim, log, queries, shift, scale, dtype_name(wanted)
+    kernels = lambda x, mask: softmax_by_kernel(x, mask, *numbers)  # noqa: E731
+    return begun(Calls("softmax", library, kernels, (x, mask), dim, numbers))
+
+
+def _by_torch(
+    x: Any, mask: Any, dim: int, log: bool, queries: int | None, shift: int, scale: float, wanted: torch.dtype
+) -> Run:
+    """Return the same by torch's functions, which can be differentiated as often as these."""
     if x.is_nested:
         if mask is not None and dim == x._ragged_idx:
             raise OperandError(f"axis {dim} of the input has several lengths: there is no mask for a softmax along it")
         dim -= x.dim()  # torch's gradient of a jagged tensor takes it for an axis of the values
     if mask is None and queries is None and scale == 1.0:
         native = torch.log_softmax if log else torch.softmax
-        return native(x, dim, dtype=None if wanted == x.dtype else wanted)
-    way = softmax_in_pieces if gains_by_pieces(x, mask, queries, wanted) else masked_softmax
-    return way(x, dim, log, mask, queries, shift, scale, wanted)
+        if wanted == x.dtype:
+            return lambda x, mask: native(x, dim)
+        return lambda x, mask: native(x, dim, dtype=wanted)
+
+    def masked(x: Any, mask: Any) -> Any:
+        way = softmax_in_pieces if gains_by_pieces(x, mask, queries, wanted) else masked_softmax
+        return way(x, dim, log, mask, queries, shift, scale, wanted)
+
+    return masked
 
 
 def _layouts(x: Any, *arguments: Any) -> tuple[Layout]:

@@ -24,10 +24,9 @@ from einops_fast.attention.options import Options, Request  # noqa: E402
 from einops_fast.attention.registry import Implementation  # noqa: E402
 from einops_fast.backends.gpus import gpu_ceilings  # noqa: E402
 from einops_fast.backends.torch import beginning  # noqa: E402
-from einops_fast.backends.torch.attention.beginning import FirstCalls  # noqa: E402
+from einops_fast.backends.torch.attention.beginning import first_calls  # noqa: E402
 from einops_fast.backends.torch.beginning import Beginning, _nodes, meta_like  # noqa: E402
 from einops_fast.backends.torch.ops import begun  # noqa: E402
-from einops_fast.backends.torch.ops.softmax import softmax_by_kernel  # noqa: E402
 from einops_fast.runtime import tiers  # noqa: E402
 from einops_fast.runtime.plan_cache import clear_plans  # noqa: E402
 
@@ -85,11 +84,9 @@ def test_a_checkpoint_is_decided_for_once(monkeypatch: pytest.MonkeyPatch) -> No
 
     def call(x: Any, hooks: bool) -> str:
         ran.clear()
+        ways = [lambda x, name=name: ran.append(name) for name in ("library", "kernels")]
         with torch.autograd.graph.saved_tensors_hooks(lambda each: each, lambda each: each) if hooks else nullcontext():
-            softmax_by_kernel.or_library(
-                lambda: ran.append("library"), x, None, 1, False, None, 0, 1.0, "float32",
-                kernels=lambda *arguments: ran.append("kernels"),
-            )  # fmt: skip
+            begun.begun(begun.Calls("softmax", *ways, (x,), 1, 1.0))(x)
         return ran[0]
 
     clear_plans()
@@ -97,8 +94,8 @@ def test_a_checkpoint_is_decided_for_once(monkeypatch: pytest.MonkeyPatch) -> No
     with autotune("auto"):
         assert [call(x, False), call(x, True)] == ["library", "library"]
         call(other, False)
-        for each in softmax_by_kernel._beginnings.values():
-            each.decide("kernels")
+        for each in beginning._beginnings.values():
+            each.decide(each.problem.named("kernels"))
         assert [call(x, False), call(x, True), call(x.detach(), True)] == ["kernels", "library", "library"]
         assert [call(other, True), call(other, False), call(other, True)] == ["kernels"] * 3
         deterministic.append(True)
@@ -115,9 +112,8 @@ def test_a_library_s_results_lie_as_those_of_kernels(monkeypatch: pytest.MonkeyP
     x = torch.randn(4, 3, 8).transpose(0, 1).requires_grad_()
 
     with autotune("auto"):
-        result = softmax_by_kernel.or_library(
-            lambda: torch.softmax(x, 2).contiguous(), x, None, 2, False, None, 0, 1.0, "float32"
-        )
+        run = begun.begun(begun.Calls("softmax", lambda x: torch.softmax(x, 2).contiguous(), torch.sin, (x,), 2, 1.0))
+        result = run(x)
     assert result.stride() == x.stride()
     torch.testing.assert_close(result, torch.softmax(x, 2))
     seed = torch.randn(3, 4, 8)
@@ -152,7 +148,7 @@ def test_attention_in_a_checkpoint_is_decided_for_once(monkeypatch: pytest.Monke
     predicted = {"library": 2.0, "ours": 1.0}
     undecided = Undecided([library, ours], predicted, {"problem": "attention"}, "kind", ours if known else None)
     clear_plans()
-    call = FirstCalls(plan, undecided, (q, q, q))
+    call = first_calls(plan, undecided, (q, q, q))
 
     def runs(hooks: bool) -> str:
         ran.clear()
@@ -174,7 +170,7 @@ def decided(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[st
     decide = Beginning.decide
 
     def told(self: Any, way: Any, *rest: Any) -> None:
-        names.append(getattr(way, "name", way))
+        names.append(way.name)
         decide(self, way, *rest)
 
     monkeypatch.setattr(Beginning, "decide", told)

@@ -16,18 +16,16 @@ PROGRAM = (
     FINISH
     + """
 from dataclasses import replace
-from functools import partial
 
 import torch
 
 from einops_fast.attention.attend import plan_of
 from einops_fast.attention.choice import Undecided
 from einops_fast.attention.options import Options, Request
-from einops_fast.backends.torch.attention.beginning import _AttentionProblem
+from einops_fast.backends.torch.attention.beginning import AttentionProblem
 from einops_fast.backends.torch.attention.implementations.triton import Triton
-from einops_fast.backends.torch.beginning import meta_like
+from einops_fast.backends.torch import operator
 from einops_fast.backends.torch.ops import activation, cross_entropy, norm, softmax
-from einops_fast.backends.torch.ops.dropout import later_seed
 from einops_fast.backends.torch.ops.begun import _OperatorProblem
 from einops_fast.backends.triton.launching.rehearsing import aimed_at
 
@@ -35,17 +33,15 @@ def tensor(*shape, dtype=torch.bfloat16):
     return torch.empty(shape, dtype=dtype, requires_grad=dtype.is_floating_point)
 
 x, w, target = tensor(4, 100, 256), tensor(256), tensor(100, dtype=torch.int64)
+operator.on_gpu = lambda tensor: True
+for module in (norm, softmax, activation, cross_entropy):
+    module.begun = lambda calls: calls
 CALLS = {
-    "norm": (norm.norm_by_kernel, None, x, None, w, w, None, 2, True, 1e-5, 0.0, "bfloat16"),
-    "dropped norm": (
-        norm.norm_by_kernel, norm._with_seed, x, x, w, None, later_seed(x, 0.1), 2, False, 1e-5, 0.1, "bfloat16"
-    ),
-    "softmax": (softmax.softmax_by_kernel, None, x, None, 2, False, None, 0, 1.0, "bfloat16"),
-    "activation": (activation.activation_by_kernel, activation._with_seed, x, w, None, "gelu", 0.0),
-    "loss": (
-        cross_entropy.cross_entropy_by_kernel, partial(cross_entropy._by_kernels, "mean", torch.float32),
-        tensor(100, 512), target, None, None, 1, -100, 0.0, 0.0, False,
-    ),
+    "norm": norm.norm(x, w, w, 2, 1, 1e-5, True),
+    "dropped norm": norm.dropout_add_norm(x, x, w, None, 2, 0.1, 1e-5, False),
+    "softmax": softmax.softmax(x, None, 2, False, None, 0, 1.0, None),
+    "activation": activation.bias_activation(x, w, "gelu", 0.0),
+    "loss": cross_entropy.cross_entropy(tensor(100, 512), target, None, 1, -100, 0.0, 0.0, "mean"),
 }
 
 def attention_problem(*shape, **options):
@@ -54,12 +50,12 @@ def attention_problem(*shape, **options):
     plan = plan_of(request, {"q": q, "k": k, "v": v}, "torch")
     plan = replace(plan, spec=replace(plan.spec, device="cuda:0"))
     undecided = Undecided([Triton()], {"triton": 1.0}, {}, "attention")
-    return _AttentionProblem(plan, undecided, {}, [meta_like(each) for each in (q, k, v)])
+    return AttentionProblem(plan, undecided, (q, k, v))
 
 with aimed_at(90):
     problems = {
-        name: ("kernels", _OperatorProblem(operator, arguments, run or operator, name, {}))
-        for name, (operator, run, *arguments) in CALLS.items()
+        name: ("kernels", _OperatorProblem(calls, [each is not None and each.requires_grad for each in calls.arrays]))
+        for name, calls in CALLS.items()
     }
     problems["attention"] = "triton", attention_problem(2, 300, 4, 64)
     problems["dropped attention"] = "triton", attention_problem(2, 300, 4, 64, dropout_p=0.1)

@@ -1,0 +1,98 @@
+"""What computes a call is kept for calls like it, and for no others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+from ops_problems import leaf  # noqa: E402
+
+from einops_fast import ops  # noqa: E402
+from einops_fast.errors import EinsumError, OperandError  # noqa: E402
+from einops_fast.ops import dispatch  # noqa: E402
+from einops_fast.runtime.plan_cache import clear_plans  # noqa: E402
+
+F = torch.nn.functional
+X, OTHER, WEIGHT, BIAS = (torch.randn(*shape) for shape in ((4, 6), (4, 6), (6,), (6,)))
+MATRIX, TARGET = torch.randn(6, 6), torch.tensor([0, 1, 2, 3])
+
+CALLS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "layer_norm": (
+        lambda x: ops.layer_norm(x, (6,), WEIGHT, BIAS), lambda x: F.layer_norm(x, (6,), WEIGHT.to(x), BIAS.to(x))
+    ),
+    "rms_norm": (lambda x: ops.rms_norm(x, (6,), WEIGHT), lambda x: F.rms_norm(x, (6,), WEIGHT.to(x))),
+    "sum": (
+        lambda x: ops.dropout_add_layer_norm(x, OTHER)[0],
+        lambda x: F.layer_norm(x.to(torch.promote_types(x.dtype, torch.float32)) + OTHER, (6,)).to(x),
+    ),
+    "softmax": (lambda x: ops.softmax(x), lambda x: x.softmax(-1)),
+    "masked": (lambda x: ops.softmax(x, mask=X > 0), lambda x: x.masked_fill(X <= 0, -torch.inf).softmax(-1)),
+    "gelu": (lambda x: ops.bias_gelu(x, BIAS.to(x)), lambda x: F.gelu(x + BIAS.to(x))),
+    "linear": (lambda x: ops.linear(x, MATRIX.to(x)), lambda x: F.linear(x, MATRIX.to(x))),
+    "loss": (lambda x: ops.cross_entropy(x, TARGET), lambda x: F.cross_entropy(x, TARGET)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_other_calls_are_read_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever differs from what was kept: layout, dtype, gradients, autocast, a transform, a trace."""
+    ours, native = CALLS[name]
+    clear_plans()
+    for _ in range(3):
+        torch.testing.assert_close(ours(X), native(X))
+    reads: list[str] = []
+    function_for = dispatch._of
+    monkeypatch.setattr(dispatch, "_of", lambda framework: reads.append(framework) or function_for(framework))
+    ours(X)
+    assert not reads
+    for x in (X.T.contiguous().T, X.double(), X[:2].repeat(2, 1)[1:3] if name != "loss" else X, leaf(X)):
+        if x.shape == X.shape or name not in ("sum", "masked"):
+            torch.testing.assert_close(ours(x), native(x), check_dtype=name != "sum")
+    x = leaf(X)
+    for _ in range(3):
+        found, wanted = (torch.autograd.grad(run(x).square().sum(), x)[0] for run in (ours, native))
+        torch.testing.assert_close(found, wanted)
+    assert not ours(X).requires_grad
+    assert not torch.no_grad()(ours)(x).requires_grad
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(ours(X), native(X))
+    tangent = torch.func.jvp(ours, (X,), (torch.ones_like(X),))[1]
+    torch.testing.assert_close(tangent, torch.func.jvp(native, (X,), (torch.ones_like(X),))[1])
+    graph = torch.fx.experimental.proxy_tensor.make_fx(ours)(X).graph
+    assert len(graph.nodes) > 2
+
+
+def test_options_are_told_apart_by_type() -> None:
+    clear_plans()
+    for _ in range(3):
+        ops.layer_norm(X, dim=1)
+    with pytest.raises(EinsumError, match="dim is"):
+        ops.layer_norm(X, dim=True)
+    eps = torch.tensor(1e-5)
+    for _ in range(3):
+        ops.layer_norm(X, eps=eps)
+    eps.fill_(10.0)
+    torch.testing.assert_close(ops.layer_norm(X, eps=eps), F.layer_norm(X, (6,), eps=10.0))
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_a_weight_of_classes_has_no_gradient(smoothing: float) -> None:
+    """Kernels have none, and torch's function neither; it has one where targets are probabilities."""
+    weight = torch.rand(6, requires_grad=True)
+    for run in (
+        lambda: ops.cross_entropy(X, TARGET, weight, label_smoothing=smoothing),
+        lambda: ops.linear_cross_entropy(X, MATRIX, TARGET, weight=weight, label_smoothing=smoothing),
+    ):
+        for context in (nullcontext(), torch.no_grad()):
+            with context:
+                if torch.is_grad_enabled():
+                    with pytest.raises(OperandError, match="weight has no gradient"):
+                        run()
+                else:
+                    run()
+    loss = ops.cross_entropy(X, X.softmax(1), weight, label_smoothing=smoothing)
+    assert torch.autograd.grad(loss, weight)[0].isfinite().all()
