@@ -33,15 +33,7 @@ def target_of(
 ) -> Target:
     """Return where plans run for operands that differ in nothing else.
 
-    Args:
-        device: a ``torch.device``.
-        half: whether the operands are of half precision.
-        threads: of torch's functions on a CPU.
-        transformed: whether torch has to see each call.
-        gradients: whether gradients may be asked for.
-        whole: whether nobody has to see the calls within a plan.
-        kernels: the dtypes that kernels of ours are for.
-        reproducible: whether :func:`einops_fast.autotune` is set so, which decides whose ceilings hold.
+    Whether :func:`einops_fast.autotune` is set to ``reproducible`` decides whose ceilings hold, and is asked for there.
     """
     return Target(
         "torch",
@@ -59,14 +51,7 @@ def target_of(
 
 
 def ceilings_of(device: Any, half: bool, threads: int, writes: bool) -> Ceilings:
-    """Return the ceilings of a device.
-
-    Args:
-        device: a ``torch.device``.
-        half: whether the operands are of half precision.
-        threads: of torch's functions on a CPU.
-        writes: whether results may be written block by block.
-    """
+    """Return the ceilings of a device."""
     if device.type == "cuda":
         if current_mode() == "auto":
             from einops_fast.backends.torch.rates import measure_when_idle

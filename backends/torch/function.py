@@ -19,12 +19,6 @@ def recorded(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     What :meth:`torch.autograd.Function.apply` does besides is for transforms, and for functions with a
     ``setup_context`` of their own.
 
-    Args:
-        function: without ``setup_context``.
-
-    Returns:
-        What takes the arguments of its ``forward``.
-
     Example:
         >>> import torch
         >>> from einops_fast.backends.torch.function import recorded

@@ -19,12 +19,6 @@ def gradients_by_torch(
     that two layers share: through the tensors themselves, that way would count here, and again where autograd gets
     there.
 
-    Args:
-        function: of the tensors, made of torch's functions.
-        tensors: some perhaps ``None``.
-        wanted: of which there are to be gradients.
-        back: the gradient of the function's result.
-
     Example:
         >>> import torch
         >>> from einops_fast.backends.torch.gradients import gradients_by_torch

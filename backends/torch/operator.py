@@ -18,7 +18,7 @@ from einops_fast.backends.torch.types import HALVES, PLAIN, is_batched, is_follo
 from einops_fast.backends.triton_support import why_unusable
 from einops_fast.planning.layout import VECTOR
 from einops_fast.runtime.autocast import autocasts
-from einops_fast.runtime.tuning import autotune, current_mode
+from einops_fast.runtime.tuning import autotune, unchecked_mode
 
 __all__ = [
     "MEMORY",
@@ -124,7 +124,7 @@ def _with_mode(setup: Callable[..., None]) -> Callable[..., None]:
 
     def setup_with_mode(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         setup(ctx, inputs, output)
-        ctx.mode = current_mode()
+        ctx.mode = unchecked_mode()
 
     return setup_with_mode
 
@@ -135,7 +135,7 @@ def _backward_in_mode(backward: Callable[..., Any], numbers: int) -> Callable[..
 
     def backward_in_mode(ctx: Any, *gradients: Any) -> Any:
         # Autograd has threads of its own, which blocks of the caller's don't reach.
-        if ctx.mode == current_mode():
+        if ctx.mode == unchecked_mode():
             return (*backward(ctx, *gradients), *none)
         with autotune(ctx.mode):
             return (*backward(ctx, *gradients), *none)

@@ -179,10 +179,6 @@ def stacked_product(step: Gemm, operands: Sequence[Operand]) -> Run:
     """Return the product of the operands of a plan, with several batch axes that merge, as one call and three views.
 
     ``torch.matmul`` takes twice as long on the host to find out that they merge.
-
-    Args:
-        step: a product without copies, of which each operand has all batch axes.
-        operands: those that it reads, as they lie whenever it runs.
     """
     count, views = prod(step.batch), []
     sides = (step.left, step.transpose_left), (step.right, step.transpose_right)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import inf
 from typing import Any
 
@@ -17,21 +18,16 @@ from einops_fast.runtime.tracing import is_tracing
 __all__ = ["read_call"]
 
 
+_FURTHER = "bias", "mask", "alibi_slopes", "sinks", "cache_seqlens", "block_table"
+"""Arrays, each perhaps with its own pattern."""
+
+
 def read_call(
-    operands: tuple[Any, ...],
-    layout: str | None,
-    sequence: Any,
-    options: Options,
-    further: tuple[tuple[str, Any], ...],
-    segment_ids: Any,
-    lengths: tuple[Any, Any, int | None, int | None],
+    operands: tuple[Any, ...], layout: str | None, sequence: Any, options: Options, rest: Mapping[str, Any]
 ) -> tuple[Request, dict[str, Any]]:
     """Return what the arguments of :func:`einops_fast.attention` ask for, and the arrays by name.
 
-    Args:
-        operands, layout, sequence, options, segment_ids: as it has them.
-        further: the other arrays by name, each perhaps with its pattern; the block table last.
-        lengths: cu_seqlens_q, cu_seqlens_kv, max_seqlen_q, max_seqlen_kv.
+    ``rest`` has all of its arguments that aren't among the others, by name; those that are ``None`` may be missing.
 
     Raises:
         EinsumError: they don't go together.
@@ -40,25 +36,26 @@ def read_call(
     usual = window is None and (scale is None or type(scale) is float) and type(softcap) is type(dropout_p) is float
     if not usual or softcap == inf:
         options = plain_options(options)
-    pattern, sequence, q, k, v, varlen = _read_operands(operands, layout, sequence, further[-1][1] is not None)
-    if varlen and lengths[0] is None and lengths[1] is None:
+    starts = rest.get("cu_seqlens_q"), rest.get("cu_seqlens_kv")
+    packed = starts[0] is not None or starts[1] is not None
+    paged = rest.get("block_table") is not None
+    pattern, sequence, q, k, v, varlen = _read_operands(operands, layout, sequence, paged)
+    if varlen and not packed:
         raise EinsumError(f"layout {layout!r} is of packed sequences: it needs cu_seqlens_q")
     arrays: dict[str, Any] = {"q": q, "k": k, "v": v}
     patterns: dict[str, str | None] = {}
-    for name, value in further:
-        if value is not None:
+    for name, value in rest.items():
+        if value is not None and name in _FURTHER:
             arrays[name], patterns[name] = array, _ = _named(value)
             if type(array).__name__ == "CausalBias":
                 raise OperandError(f"{name} is a CausalBias: give causal='top_left' or causal='bottom_right' instead")
-    if segment_ids is not None:
-        _read_segments(segment_ids, arrays, patterns)
-    longest = None
-    if lengths[0] is None and lengths[1] is None:
-        for name, value in (("max_seqlen_q", lengths[2]), ("max_seqlen_kv", lengths[3])):
-            if value is not None:
-                raise EinsumError(f"{name} is of packed sequences: it needs cu_seqlens_q")
-    else:
-        longest = _read_lengths(arrays, *lengths)
+    if rest.get("segment_ids") is not None:
+        _read_segments(rest["segment_ids"], arrays, patterns)
+    most = rest.get("max_seqlen_q"), rest.get("max_seqlen_kv")
+    if not packed and most != (None, None):
+        name = "max_seqlen_kv" if most[0] is None else "max_seqlen_q"
+        raise EinsumError(f"{name} is of packed sequences: it needs cu_seqlens_q")
+    longest = _read_lengths(arrays, *starts, *most) if packed else None
     return Request(pattern, sequence, options, tuple(patterns.items()), longest), arrays
 
 

@@ -144,12 +144,6 @@ def merge_batch(
 ) -> tuple[tuple[int, ...], tuple[Any, ...]]:
     """Merge neighbouring batch axes until a framework takes them all, first those for which it expands the least.
 
-    Args:
-        batch: sizes of all batch axes.
-        arrays: with these axes, or 1 for them, and two more; ``None`` for those that there aren't.
-        on: the framework, which says how many axes it takes.
-        first: how many axes stay as they are.
-
     Example:
         >>> import numpy as np
         >>> from einops_fast.attention.arrays import arrays_of, merge_batch

@@ -12,7 +12,7 @@ from einops_fast.attention.choice import choose, is_refusal, refusals, remember_
 from einops_fast.attention.options import Options, Request
 from einops_fast.attention.packed import of_nested_tensors
 from einops_fast.attention.prepare import GivenCall, Plan, make_plan
-from einops_fast.attention.registry import Prepared, allowed_names
+from einops_fast.attention.registry import Prepared, allowed_names, unchecked_names
 from einops_fast.attention.traced import known_call, known_kinds, known_options, known_plan, may_be_known
 from einops_fast.backends import Backend, awake_types, backend_for_type, get_backend
 from einops_fast.backends.base import Likeness
@@ -118,7 +118,7 @@ def attention(
     ):  # fmt: skip
         words = (
             operands[:-3], layout, sequence, causal, softcap, scale, dropout_p, alignment, return_lse, bias is None,
-            mask is None, deterministic, allowed_names(), unchecked_mode(), registry.generation,
+            mask is None, deterministic, unchecked_names(), unchecked_mode(), registry.generation,
         )  # fmt: skip
         arrays = operands[-3:]
         if bias is not None:
@@ -128,13 +128,13 @@ def attention(
         run = known(words, arrays)
         if run is not None:
             return run(*arrays)
-    further = (
-        ("bias", bias), ("mask", mask), ("alibi_slopes", alibi_slopes), ("sinks", sinks),
-        ("cache_seqlens", cache_seqlens), ("block_table", block_table),
-    )  # fmt: skip
     options = Options(causal, alignment, window, softcap, scale, dropout_p, return_lse, deterministic)
-    lengths = cu_seqlens_q, cu_seqlens_kv, max_seqlen_q, max_seqlen_kv
-    return attend(*read_call(operands, layout, sequence, options, further, segment_ids, lengths), words)
+    rest = {
+        "bias": bias, "mask": mask, "alibi_slopes": alibi_slopes, "sinks": sinks, "segment_ids": segment_ids,
+        "cache_seqlens": cache_seqlens, "block_table": block_table, "cu_seqlens_q": cu_seqlens_q,
+        "cu_seqlens_kv": cu_seqlens_kv, "max_seqlen_q": max_seqlen_q, "max_seqlen_kv": max_seqlen_kv,
+    }  # fmt: skip
+    return attend(*read_call(operands, layout, sequence, options, rest), words)
 
 
 def known(words: Hashable, arrays: tuple[Any, ...]) -> Callable[..., Any] | None:
@@ -149,13 +149,7 @@ def known(words: Hashable, arrays: tuple[Any, ...]) -> Callable[..., Any] | None
 
 
 def attend(request: Request, arrays: dict[str, Any], words: Hashable = None) -> Any:
-    """Return the result of a call that was read. The second time, it is one look-up and the calls themselves.
-
-    Args:
-        request: what is asked for.
-        arrays: by name, q, k and v first.
-        words: everything that was asked, as it was given, but for the arrays, which are these in this order.
-    """
+    """Return the result of a call that was read, and keep what computes it by ``words``, all of it but the arrays."""
     if is_tracing():
         if _is_nested(arrays):
             return of_nested_tensors().attend_nested(request, arrays)

@@ -45,6 +45,28 @@ class View:
     def __call__(self, array: Any, permute: Callable[[Any, tuple[int, ...]], Any]) -> Any:
         return seen(array, permute, self.split, self.perm, self.shape)
 
+    def layout(self, shape: Sequence[int], strides: Sequence[int] = ()) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the shape of what is seen, and the strides where those of the array are given, without an array."""
+        sizes, steps = list(shape), list(strides)
+        if self.split is not None:
+            steps, at = [], 0
+            for size, stride in zip(sizes, strides, strict=False):
+                if self.split[at] == size:
+                    steps.append(stride)
+                    at += 1
+                else:
+                    steps += [stride * self.split[at + 1], stride]
+                    at += 2
+            sizes = list(self.split)
+        if self.perm is not None:
+            sizes = [sizes[axis] for axis in self.perm]
+            steps = [steps[axis] for axis in self.perm] if steps else []
+        if self.shape is not None and steps:
+            rest = list(zip(sizes, steps, strict=True))
+            # Axes of size 1 that are put in can't be told from those there were, and needn't be.
+            steps = [rest.pop(0)[1] if rest and rest[0][0] == size else 0 for size in self.shape]
+        return self.shape or tuple(sizes), tuple(steps)
+
     def back(self, array: Any, shape: Sequence[int], permute: Callable[[Any, tuple[int, ...]], Any]) -> Any:
         """Return what is seen so as an array of ``shape``."""
         sizes = tuple(shape) if self.split is None else self.split

@@ -79,13 +79,6 @@ def choose(
 ) -> Decision:
     """Choose an implementation.
 
-    Args:
-        spec: what to compute.
-        mode: of measuring, see :func:`einops_fast.autotune`.
-        call: the first one; without it nothing is measured.
-        quiet: a compiler traces the call: nothing is predicted, measured or read from disk.
-        recorded: ``torch.jit.trace`` records the call, whose sizes stand for any.
-
     Raises:
         OperandError: no implementation that is allowed can do it. It lists the reasons of all.
     """
@@ -117,12 +110,7 @@ def choose(
 
 
 def is_refusal(error: BaseException, kind: type[Exception] = RuntimeError) -> bool:
-    """Return whether a library says with an error that it can't do a call, and hasn't begun with it.
-
-    Args:
-        error: the error.
-        kind: what refusals of the library are.
-    """
+    """Return whether a library says with an error that it can't do a call, and hasn't begun with it."""
     if not isinstance(error, kind) or isinstance(error, MemoryError):
         return False
     cause: BaseException | None = error

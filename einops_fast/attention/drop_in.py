@@ -10,7 +10,7 @@ from einops_fast.attention import registry, torch_state
 from einops_fast.attention.arguments import read_call
 from einops_fast.attention.attend import attend, known
 from einops_fast.attention.options import Options
-from einops_fast.attention.registry import allowed_names
+from einops_fast.attention.registry import unchecked_names
 from einops_fast.dtypes import FLOATS, dtype_name
 from einops_fast.errors import OperandError
 from einops_fast.runtime import tracing
@@ -74,7 +74,7 @@ def scaled_dot_product_attention(
     ):  # fmt: skip
         words = (
             _NAME, dropout_p, causal, scale, enable_gqa, attn_mask is None,
-            allowed_names(), unchecked_mode(), registry.generation,
+            unchecked_names(), unchecked_mode(), registry.generation,
         )  # fmt: skip
         arrays = (query, key, value) if attn_mask is None else (query, key, value, attn_mask)
         run = known(words, arrays)
@@ -102,9 +102,8 @@ def scaled_dot_product_attention(
     nothing_left = dropout_p == 1
     dropout = 0.0 if nothing_left else dropout_p
     options = Options(causal, scale=scale, dropout_p=dropout)
-    further = ("bias", bias), ("mask", mask), ("block_table", None)
     pattern = _GROUPED if enable_gqa else _PLAIN
-    call = read_call((pattern, query, key, value), None, ("i", "j"), options, further, None, (None,) * 4)
+    call = read_call((pattern, query, key, value), None, ("i", "j"), options, {"bias": bias, "mask": mask})
     result = attend(*call, words)
     return result * 0.0 if nothing_left else result
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from einops_fast.attention.arguments import read_call
-from einops_fast.attention.attend import own_call, plan_of
+from einops_fast.attention.attend import attention, own_call, plan_of
 from einops_fast.attention.options import Options
 from einops_fast.attention.packed import of_nested_tensors
 from einops_fast.attention.prepare import GivenCall
@@ -15,10 +16,6 @@ if TYPE_CHECKING:
     from einops_fast.attention.explanation import AttentionExplanation
 
 __all__ = ["explain_attention"]
-
-_OPTIONS: dict[str, Any] = Options._field_defaults
-_FURTHER = ("bias", "mask", "alibi_slopes", "sinks", "cache_seqlens", "block_table")
-_LENGTHS = ("cu_seqlens_q", "cu_seqlens_kv", "max_seqlen_q", "max_seqlen_kv")
 
 
 def explain_attention(*operands: Any, **options: Any) -> AttentionExplanation:
@@ -38,20 +35,13 @@ def explain_attention(*operands: Any, **options: Any) -> AttentionExplanation:
         >>> e.implementation, e.flops
         ('math', 25600)
     """
-    known = {*_OPTIONS, *_FURTHER, *_LENGTHS, "layout", "sequence", "segment_ids"}
+    known = signature(attention).parameters
     for name in options:
-        if name not in known:
-            raise EinsumError(f"attention has no argument {name!r}; it has {', '.join(sorted(known))}")
-    lengths = tuple([options.get(name) for name in _LENGTHS])
-    request, arrays = read_call(
-        operands,
-        options.get("layout"),
-        options.get("sequence"),
-        Options(*[options.get(name, usual) for name, usual in _OPTIONS.items()]),
-        tuple([(name, options.get(name)) for name in _FURTHER]),
-        options.get("segment_ids"),
-        (lengths[0], lengths[1], lengths[2], lengths[3]),
-    )
+        if name not in known or name == "operands":
+            others = ", ".join(sorted(known.keys() - {"operands"}))
+            raise EinsumError(f"attention has no argument {name!r}; it has {others}")
+    asked = Options._make([options.get(name, usual) for name, usual in Options._field_defaults.items()])
+    request, arrays = read_call(operands, options.get("layout"), options.get("sequence"), asked, options)
     text = request.pattern
     if getattr(arrays["q"], "is_nested", False):
         _, request, arrays = of_nested_tensors().packed_call(request, arrays)

@@ -88,13 +88,7 @@ def choose_by_time(
 def _at_once(
     able: Sequence[Implementation], answers: Sequence[tuple[str, Implementation | str]], undecided: Undecided
 ) -> Decision:
-    """Return what computes calls that don't wait, and what they choose from.
-
-    Args:
-        able: implementations, the one that is predicted to be the fastest first.
-        answers: of all.
-        undecided: what to choose from, if nothing was chosen earlier.
-    """
+    """Return what computes calls that don't wait, and what they choose from; the best prediction comes first."""
     predicted = undecided.predicted
     libraries = sorted([way for way in able if not way.compiles], key=lambda way: way.plans)
     # One that plans each shape is better than one that holds all scores.

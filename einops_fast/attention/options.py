@@ -115,12 +115,6 @@ def whole_number(value: Any) -> int:
 def count(name: str, value: Any, what: str, least: int | None = 1) -> int:
     """Return a whole number of any kind as Python's.
 
-    Args:
-        name: of the option.
-        value: what was given for it.
-        what: how the number that it should be is called.
-        least: the lowest there may be.
-
     Raises:
         EinsumError: it is none.
 

@@ -92,12 +92,6 @@ class GivenCall:
 def make_plan(request: Request, arrays: Mapping[str, Any], framework: str, state: Mapping[str, Any]) -> Plan:
     """Check the arguments of a call and think it through.
 
-    Args:
-        request: what is asked for.
-        arrays: all arrays that are there, by name.
-        framework: name of the backend of the arrays.
-        state: what the framework knows of derivatives: ``gradients``, ``bias_gradient``, ``transforms``.
-
     Raises:
         EinsumError: something doesn't fit.
     """
@@ -112,13 +106,14 @@ def make_plan(request: Request, arrays: Mapping[str, Any], framework: str, state
     settings = _settings(options, axes, "cache_seqlens" in arrays)
     views = _views(axes, arrays, patterns, shapes)
     by_name = {name: view for name, view, _ in views}
-    canonical = [_strides(by_name[name], array, framework) for name, array in (("q", q), ("k", k), ("v", v))]
+    given = zip(shapes, (q, k, v), views, strict=False)
+    canonical = [view.layout(shape, _strides(array, framework))[1] for shape, array, (_, view, _) in given]
     order, perm, shape = axes.result(pattern.v_head_dim)
     _, lse_perm, lse_shape = axes.result()
     full = (*axes.size(axes.batch), axes.sizes[axes.queries], axes.sizes[axes.keys])
 
     def seen(name: str) -> tuple[int, ...] | None:
-        return _seen(by_name[name], arrays[name]) if name in arrays else None
+        return by_name[name].layout(arrays[name].shape)[0] if name in arrays else None
 
     spec = AttentionSpec(
         batch=full[:-2],
@@ -322,41 +317,9 @@ def _views(
     return tuple(views)
 
 
-def _strides(view: View, array: Any, framework: str) -> tuple[int, ...]:
-    """Return the strides of the canonical view, in elements, without making it."""
+def _strides(array: Any, framework: str) -> tuple[int, ...]:
+    """Return the strides in elements, where they are known."""
     if framework == "mxnet":
         return ()
-    sizes = list(array.shape)
-    strides = list(array.stride() if framework == "torch" else get_backend(framework).inspect(array).strides)
-    if view.split is not None:
-        found: list[int] = []
-        at = 0
-        wanted = list(view.split)
-        for size, stride in zip(sizes, strides, strict=True):
-            if wanted[at] == size:
-                found.append(stride)
-                at += 1
-            else:
-                found += [stride * wanted[at + 1], stride]
-                at += 2
-        sizes, strides = wanted, found
-    if view.perm is not None:
-        sizes, strides = [sizes[axis] for axis in view.perm], [strides[axis] for axis in view.perm]
-    if view.shape is not None:
-        rest = list(zip(sizes, strides, strict=True))
-        strides = []
-        for size in view.shape:
-            # Axes of size 1 that are put in can't be told from those there were, and needn't be.
-            if rest and rest[0][0] == size:
-                strides.append(rest.pop(0)[1])
-            else:
-                strides.append(0)
-    return tuple(strides)
-
-
-def _seen(view: View, array: Any) -> tuple[int, ...]:
-    """Return the shape of the canonical view."""
-    sizes = list(view.split or array.shape)
-    if view.perm is not None:
-        sizes = [sizes[axis] for axis in view.perm]
-    return view.shape or tuple(sizes)
+    found = array.stride() if framework == "torch" else get_backend(framework).inspect(array).strides
+    return tuple(found)

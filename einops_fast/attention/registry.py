@@ -31,6 +31,7 @@ __all__ = [
     "none_left",
     "register_implementation",
     "registered_implementations",
+    "unchecked_names",
 ]
 
 
@@ -152,6 +153,8 @@ _lock = threading.RLock()
 _entries: dict[str, _Entry] = {}
 _made: dict[str, Implementation | str] = {}
 _restriction: ContextVar[tuple[str, ...] | None] = ContextVar("einops_fast_attention_backend", default=None)
+#: What :func:`allowed_names` returns while nothing is traced.
+unchecked_names = _restriction.get
 #: Changes with every registration, so that nobody keeps a choice made before it. A text: torch.compile takes that for a
 #: constant, while a number that changes is any number.
 generation = "0"
@@ -217,13 +220,7 @@ allowed_names._dynamo_marked_constant = True  # type: ignore[attr-defined]
 def candidates(
     spec: AttentionSpec, inputs: AttentionInputs | None = None, recorded: bool = False
 ) -> list[tuple[str, Implementation | str]]:
-    """Return all implementations that a call may use, each as itself or as the reason why it can't be used.
-
-    Args:
-        spec: what to compute.
-        inputs: of what, where the arrays may be a reason.
-        recorded: by ``torch.jit.trace``.
-    """
+    """Return all implementations that a call may use, each as itself or as the reason why it can't be used."""
     found: list[tuple[str, Implementation | str]] = []
     names = allowed_names() or tuple(_entries)
     _wake(tuple([name for name in names if _entries[name].framework in ("", spec.framework)]))

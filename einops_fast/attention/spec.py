@@ -102,6 +102,11 @@ class AttentionSpec:
         # Plans are looked up by it in each call, and there are many fields.
         return hash(tuple([getattr(self, each.name) for each in fields(self)]))
 
+    def has(self, feature: str) -> bool:
+        """Return whether the field of this name asks for something."""
+        value = getattr(self, feature)
+        return value is not None and value != (None, None) and bool(value)
+
     @property
     def group(self) -> int:
         """How many heads of queries share one of keys."""

@@ -78,13 +78,12 @@ def known_options(*values: Any) -> tuple[Any, ...] | None:
 
     found: list[Any] = []
     for value in values:
-        if value is None or isinstance(value, str):
+        if value is None or value is True or value is False or isinstance(value, str):
             found.append(value)
-        elif isinstance(value, (bool, int, float)):
+        elif isinstance(value, (int, float)):
             if not torch.fx.experimental.symbolic_shapes.has_static_value(value):
                 return None
-            kind = bool if isinstance(value, bool) else int if isinstance(value, int) else float
-            found.append(kind(value))
+            found.append(int(value) if isinstance(value, int) else float(value))
         elif isinstance(value, (list, tuple)):
             own = known_options(*value)
             if own is None:

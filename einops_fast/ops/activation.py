@@ -100,12 +100,6 @@ def read_linear(
 ) -> Callable[..., Any]:
     """Check the arguments of :func:`linear`, and return what computes such arrays.
 
-    Args:
-        array: the input.
-        weight, bias, activation: as there.
-        prefix: how the names of weight and bias begin.
-        operator: what the caller has called.
-
     Raises:
         ShapeError: sizes don't fit.
         OperandError: input and weight have two dtypes.

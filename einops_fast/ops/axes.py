@@ -16,11 +16,6 @@ __all__ = ["axis_of", "check_axis", "class_axis", "length"]
 def axis_of(dim: int | str | None, pattern: str | None, rank: int) -> int:
     """The axis that ``dim`` means, not negative; the last one if it is ``None``.
 
-    Args:
-        dim: a number, as in torch, or a name in the pattern.
-        pattern: the names of all axes, in letters (``'bij'``) or words (``'batch i j'``).
-        rank: how many axes the array has.
-
     Raises:
         SubscriptsError: there is no axis of this name, or a name without a pattern.
         ShapeError: there aren't as many axes.
@@ -50,13 +45,6 @@ def class_axis(
     probabilities: bool = False,
 ) -> int:
     """Return the axis of the classes of a cross entropy whose caller gave no ``dim``: the last one, or torch's, axis 1.
-
-    Args:
-        pattern: the names of all axes, for the error.
-        shape: of the logits, which have more than two axes.
-        target: shape of the targets: that of the logits without the axis of the classes.
-        weight: shape of the weights of the classes.
-        probabilities: whether the targets are probabilities, in the shape of the logits.
 
     Raises:
         ShapeError: both axes fit; or the pattern has another number of axes.
@@ -151,13 +139,7 @@ def _names(pattern: str, rank: int) -> list[str]:
 
 
 def length(array: Any, axis: int, dtype: Any = "int64") -> Any:
-    """Return the length of an axis: a number, or in a graph that MXNet traces for arrays of any size an array.
-
-    Args:
-        array: any framework's.
-        axis: not negative.
-        dtype: of the length, should that be an array.
-    """
+    """Return the length of an axis: a number, or in a graph that MXNet traces for arrays of any size an array."""
     if not is_tracing() and type(array).__module__.startswith("mxnet"):
         mxnet = sys.modules["mxnet"]
         if mxnet._deferred_compute.is_deferred_compute():

@@ -70,12 +70,6 @@ def check_activation(activation: str) -> None:
 def check_sizes(of: str, shape: Sequence[int], axes: Sequence[int], **arrays: Any) -> None:
     """Raise ShapeError unless arrays, each perhaps ``None``, have the sizes of these axes of another one, in order.
 
-    Args:
-        of: what the other one is called.
-        shape: of the other one.
-        axes: its axes, not negative.
-        arrays: by the names of the arguments.
-
     Example:
         >>> import numpy as np
         >>> from einops_fast.ops.checks import check_sizes

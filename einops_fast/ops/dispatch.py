@@ -92,13 +92,6 @@ def function_for(
 ) -> Callable[..., Callable[..., Any]]:
     """Return the function of this name for arrays like this one, which takes arrays and options and returns a run.
 
-    Args:
-        name: of the function.
-        array: the input.
-        operator: what the caller has called.
-        needs: of the other arguments those that mustn't be ``None``.
-        others: the arguments that have to be of the same framework or ``None``, by name.
-
     Raises:
         OperandError: the framework has none; another argument isn't an array of it, or is on another device; or the
             dtype of one isn't for the operator.

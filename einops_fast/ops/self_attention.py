@@ -103,12 +103,7 @@ def qkv_self_attention(
 
 
 def attention_or_zeros(pattern: str, q: Any, k: Any, v: Any, dropout_p: float, **options: Any) -> Any:
-    """:func:`einops_fast.attention`, also with a probability of 1, for which it has no factor: then zeros.
-
-    Args:
-        pattern, q, k, v, options: as there.
-        dropout_p: probability of dropping a weight, 1 included.
-    """
+    """:func:`einops_fast.attention`, also with a probability of 1, for which it has no factor: then zeros."""
     if dropout_p != 1:
         return attention(pattern, q, k, v, dropout_p=dropout_p, **options)
     found = attention(pattern, q, k, v, **options)
@@ -126,10 +121,6 @@ def check_attention_options(options: Mapping[str, Any]) -> None:
 
 def head_counts(num_heads: Any, num_kv_heads: Any = None, name: str = "num_heads") -> tuple[int, int]:
     """Heads of queries, and of keys and values, which are as many if ``None``.
-
-    Args:
-        num_heads, num_kv_heads: numbers of any kind.
-        name: what the first is called.
 
     Raises:
         EinsumError: one isn't a number of heads.

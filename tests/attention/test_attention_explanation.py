@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from attention_spec import SPEC
 
 from einops_fast import OperandError, attention, attention_backend, explain_attention
 from einops_fast.attention.memory import score_memory
+from einops_fast.attention.options import Options
 from einops_fast.attention.prediction import attention_bytes, attention_flops, fused_seconds, unfused_seconds
 from einops_fast.backends.gpus import gpu_ceilings
 
@@ -65,15 +67,9 @@ def test_explanation_says_all_of_it():
         explain_attention(PATTERN, Q, Q, Q)
 
 
-def test_explanation_takes_all_arguments_of_attention():
-    import inspect
-
-    from einops_fast.attention import explain
-
-    known = {*explain._OPTIONS, *explain._FURTHER, *explain._LENGTHS, "layout", "sequence", "segment_ids"}
+def test_options_of_attention_have_one_default():
     parameters = inspect.signature(attention).parameters
-    assert known == {name for name, each in parameters.items() if each.kind is each.KEYWORD_ONLY}
-    assert all(parameters[name].default == usual for name, usual in explain._OPTIONS.items())
+    assert {name: parameters[name].default for name in Options._fields} == Options._field_defaults
 
 
 def test_explanation_of_tensors():

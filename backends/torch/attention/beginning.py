@@ -22,13 +22,7 @@ _LEAST_SAVED = 0.1
 
 
 def first_calls(plan: Plan, undecided: Undecided, arrays: Sequence[Any]) -> FirstCalls[Implementation]:
-    """Return what computes calls of one kind, from the first one on.
-
-    Args:
-        plan: of the calls.
-        undecided: the implementations that may be chosen.
-        arrays: of a call, as they are given.
-    """
+    """Return what computes calls of one kind, from the first one on."""
     key = json.dumps(undecided.key, sort_keys=True)
     return FirstCalls(key, AttentionProblem(plan, undecided, arrays), plan.spec.gradients, undecided.chosen)
 

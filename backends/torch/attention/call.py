@@ -14,7 +14,7 @@ from einops_fast.attention.reference import Math
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.attention.torch_state import seed_for
 from einops_fast.backends.torch.attention.layouts import LENGTHS, NAMES, Arrays, Given, extras_of
-from einops_fast.backends.torch.attention.runs import AttentionCall, backward, call_of
+from einops_fast.backends.torch.attention.runs import AttentionCall, call_of
 from einops_fast.backends.torch.function import recorded
 from einops_fast.backends.torch.types import is_batched, is_jit_tracing
 from einops_fast.backends.triton.attention.arguments import NO_EXTRAS, Extras
@@ -34,14 +34,6 @@ def triton_attention(spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Any,
     """Compute ``softmax(scale * q @ k.T + …) @ v`` of tensors in canonical order, of any strides, without copies.
 
     Differentiable in q, k, v, the bias and the sinks, through the result and through the logarithms.
-
-    Args:
-        spec: what to compute; see :class:`~einops_fast.backends.torch.attention.implementations.triton.Triton`.
-        inputs: the tensors.
-
-    Returns:
-        The result ``(*batch, q_len, v_head_dim)``, contiguous in ``spec.order`` of its axes, and where ``spec.lse`` the
-        logarithms of the rows' sums ``(*batch, q_len)``, float32 or, of float64, float64.
 
     Raises:
         NotImplementedError: from backward, where gradients are differentiated again.
@@ -171,43 +163,21 @@ def _canonical_gradients(
     call: AttentionCall, wanted: Sequence[bool], d_out: Any, d_lse: Any, out: Any, lse: Any, arrays: Arrays
 ) -> tuple[Any, ...]:
     """Return the gradients of arrays in canonical order: to be differentiated again, or of several at a time."""
+    # The operator has gradients of its own, and torch calls it for each of several.
+    from einops_fast.backends.torch.attention.ops import attention_backward, constants
+
     given = call.given
     wanted = (*wanted, *(False,) * (len(DIFFERENTIABLE) - len(wanted)))
     d_out, out = (None if each is None else call.canonical_result(each) for each in (d_out, out))
-    canonical = given.canonical(arrays)
-    if _are_batched(d_out, d_lse):
-        # Torch calls the operator for each of them.
-        from einops_fast.backends.torch.attention.ops import attention_backward, constants
-
-        found = attention_backward(out, lse, d_out, d_lse, *canonical, list(wanted), *constants(call.spec))
-        found = [each if is_wanted else None for each, is_wanted in zip(found, wanted, strict=True)]
-    else:
-        found = _recorded_gradients(call.spec, wanted, d_out, d_lse, out, lse, *canonical)
+    found = attention_backward(
+        out, lse, d_out, d_lse, *given.canonical(arrays), list(wanted), *constants(call.spec)
+    )  # fmt: skip
     return tuple(
         [
-            None if each is None else given.views[at].back(each, arrays[at].shape, torch.permute)
-            for at, each in zip(DIFFERENTIABLE, found, strict=True)
+            given.views[at].back(each, arrays[at].shape, torch.permute) if is_wanted else None
+            for at, each, is_wanted in zip(DIFFERENTIABLE, found, wanted, strict=True)
         ]
     )
-
-
-class _Gradients(torch.autograd.Function):
-    """The gradients, to be differentiated again."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, spec: AttentionSpec, wanted: Sequence[bool], d_out: Any, d_lse: Any, out: Any, lse: Any, *arrays: Any
-    ) -> Any:
-        ctx.spec, ctx.wanted = spec, wanted
-        ctx.save_for_backward(d_out, d_lse, *arrays)
-        ctx.set_materialize_grads(False)
-        return backward(spec, arrays, out, lse, d_out, d_lse, wanted)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        d_out, d_lse, *arrays = ctx.saved_tensors
-        again = differentiated_twice(ctx.spec, tuple(arrays), d_out, d_lse, ctx.wanted, gradients)
-        return None, None, *again[:2], None, None, *again[2:]
 
 
 def differentiated_twice(
@@ -236,4 +206,3 @@ def differentiated_twice(
 
 
 _recorded = recorded(_Attention)
-_recorded_gradients: Callable[..., Any] = _Gradients.apply

@@ -42,10 +42,6 @@ def pieces(tensors: Sequence[Any], whole: int | None = None) -> Iterable[Sequenc
     """The tensors, piece by piece, cut along their first axes.
 
     What runs between two pieces is itself no longer in the cache: there is little of it.
-
-    Args:
-        tensors: of one shape.
-        whole: an axis that isn't cut.
     """
     return _pieces(tensors, whole, _ELEMENTS * torch.get_num_threads())
 
@@ -66,12 +62,6 @@ def room_for(piece: Any, dtype: torch.dtype, at: int = 0, last: Any = None) -> A
 
     It is kept for the thread's next call, or the system might find pages for it again and again, which takes as long as
     a function or two.
-
-    Args:
-        piece: what it is for.
-        dtype: of what is in it.
-        at: which of the rooms of its dtype, each of which is used for one thing at a time.
-        last: that of the piece before, which mostly fits.
     """
     if last is not None and last.shape == piece.shape:
         return last

@@ -14,14 +14,7 @@ __all__ = ["losses_over_logits"]
 
 
 def losses_over_logits(loss: RowLoss, logits: Any, target: Any, d_losses: Any = None) -> Any:
-    """Return the loss of each row of ``(rows, classes)``, in float32 at least.
-
-    Args:
-        loss: what it is.
-        logits: overwritten by their gradient if there is one of the losses.
-        target: the number of each row's class.
-        d_losses: gradients of the losses, if any.
-    """
+    """Return the loss of each row of ``(rows, classes)``; write gradients, of ``d_losses``, over the logits."""
     if not loss.has_kernels(logits, target):
         return _by_torch(loss, logits, target, d_losses)
     weights, numbers = loss.weights(), loss[1:]

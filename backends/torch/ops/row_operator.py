@@ -11,7 +11,7 @@ from einops_fast.backends.torch.operator import MEMORY, Layout, Operator, dtype_
 from einops_fast.planning.layout import dense_strides
 from einops_fast.planning.target import Operand
 from einops_fast.runtime.plan_cache import emptied_with_plans, keep
-from einops_fast.runtime.tuning import current_mode
+from einops_fast.runtime.tuning import current_mode, unchecked_mode
 
 __all__ = ["RowOperator", "dense_layout"]
 
@@ -61,7 +61,7 @@ class RowOperator(Operator):
     def plan(self, *arguments: Any) -> tuple[Sequence[Layout | None], Callable[..., None]]:
         """Return the layouts of the results, and what takes tensors and results and writes these."""
         tensors = arguments[: self._tensors]
-        device, mode = MEMORY.device(tensors[0]), current_mode()
+        device, mode = MEMORY.device(tensors[0]), unchecked_mode()
         aligned = not self._aligned or is_aligned(*[tensors[at] for at in self._aligned])
         key = [device, mode, aligned, *arguments[self._tensors :]]
         for each in tensors:  # in a loop: every call comes through here
@@ -69,12 +69,12 @@ class RowOperator(Operator):
         kept = tuple(key)
         found = self._plans.get(kept)
         if found is None:
-            found = self._planned(arguments, device, mode, aligned)
+            found = self._planned(arguments, device, aligned)
             keep(self._plans, kept, found)
         return found
 
     def _planned(
-        self, arguments: Sequence[Any], device: int, mode: str, aligned: bool
+        self, arguments: Sequence[Any], device: int, aligned: bool
     ) -> tuple[Sequence[Layout | None], Callable[..., None]]:
         from einops_fast.backends.triton.rows.contest import Site
 
@@ -83,7 +83,7 @@ class RowOperator(Operator):
         tensors, layouts = arguments[: self._tensors], self._layouts(*arguments)
         given = [None if each is None else _operand(each.shape, each.stride(), each.dtype) for each in tensors]
         made = [None if each is None else _operand(*each) for each in layouts]
-        site = Site(MEMORY, device, MEMORY.limits(device), mode, aligned)
+        site = Site(MEMORY, device, MEMORY.limits(device), current_mode(), aligned)
         return layouts, contest(site, given, made, arguments[self._tensors :])
 
 

@@ -27,16 +27,6 @@ def softmax(
     """Return what computes the softmax along ``dim`` of ``scale * x``, masked, of ``x`` and the mask.
 
     See :func:`einops_fast.ops.softmax`.
-
-    Args:
-        x: any shape and strides.
-        mask: bool or added, broadcastable to ``x``; or ``None``.
-        dim: not negative.
-        log: whether the logarithm is wanted.
-        queries: the axis of positions for causality, or ``None``.
-        shift: how many positions after its own a query sees.
-        scale: of the scores.
-        dtype: of the result; that of ``x``, or autocast's, if ``None``.
     """
     wanted = result_dtype(x) if dtype is None else getattr(torch, dtype)
     library = _by_torch(x, mask, dim, log, queries, shift, scale, wanted)

@@ -121,6 +121,47 @@ def test_a_library_s_results_lie_as_those_of_kernels(monkeypatch: pytest.MonkeyP
     clear_plans()
 
 
+@pytest.mark.parametrize("gradients", [False, True])
+def test_calls_find_out_which_way_is_faster(monkeypatch: pytest.MonkeyPatch, gradients: bool, tmp_path: Path) -> None:
+    """They take turns, and the ones after them go one way; gradients count, too."""
+    time_of = {"library": 2.0, "kernels": 1.0}
+    ran: list[str] = []
+
+    class Watch:
+        def start(self) -> None:
+            self._way = ran[-1] if ran else ""
+
+        def stop(self) -> None:
+            self._way = ran[-1]
+
+        def seconds(self) -> float:
+            return time_of[self._way]
+
+    def way(name: str) -> Any:
+        return lambda x: ran.append(name) or x.sin()
+
+    monkeypatch.setenv("EINOPS_FAST_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(begun, "_INTERPRETED", False)
+    monkeypatch.setattr(begun, "gpu_ceilings", lambda device: gpu_ceilings("H200"))
+    monkeypatch.setattr(beginning._MEMORY, "stopwatch", Watch)
+    monkeypatch.setattr(beginning.CallProblem, "compiled", lambda problem, name: None)
+    monkeypatch.setattr(beginning.CallProblem, "is_loaded", lambda problem, name: True)
+    monkeypatch.setattr(tiers, "PRICE", 0.0)
+    clear_plans()
+    x = torch.ones(4, 8, requires_grad=gradients)
+    with autotune("auto"):
+        for _ in range(200):
+            result = begun.begun(begun.Calls("softmax", way("library"), way("kernels"), (x,), 1, 1.0))(x)
+            torch.testing.assert_close(result, x.sin())
+            if gradients:
+                torch.testing.assert_close(torch.autograd.grad(result.sum(), x)[0], x.cos())
+            time.sleep(0.001)  # another thread prepares
+    assert ran[0] == "library"
+    assert 10 < ran.count("library") < 190
+    assert ran[-10:] == ["kernels"] * 10
+    clear_plans()
+
+
 class Named(Implementation):
     """Notes that it ran."""
 

@@ -60,21 +60,18 @@ class Fa4(OnFourAxes):
     compiles = True
     may_refuse = True
     host = 2e-4, 2.5e-3
+    without = (
+        ("dropout_p", "dropout"), ("bias", "bias"), ("mask", "mask"), ("alibi", "slopes"), ("segments", "segments"),
+        *OnFourAxes.without,
+    )  # fmt: skip
 
     def lacks(self, spec: AttentionSpec) -> str | None:
         if spec.dtype not in ("float16", "bfloat16"):
             return f"it takes float16 and bfloat16 only, not {spec.dtype}"
-        for there, what in (
-            (spec.dropout_p, "dropout"),
-            (spec.bias is not None, "bias"),
-            (spec.mask is not None, "mask"),
-            (spec.alibi, "slopes"),
-            (spec.segments, "segments"),
-            ((spec.cache or spec.page_size) and spec.gradients, "gradients where there are cache_seqlens"),
-            (spec.deterministic and spec.gradients, "promise that gradients have the same bits on every run"),
-        ):
-            if there:
-                return f"it has no {what}"
+        if spec.gradients and (spec.cache or spec.page_size):
+            return "it has no gradients where there are cache_seqlens"
+        if spec.gradients and spec.deterministic:
+            return "it has no promise that gradients have the same bits on every run"
         if spec.cache and (not spec.page_size or spec.page_size in _TILES):
             pages = f"pages of {spec.page_size}" if spec.page_size else "a cache without pages"
             return f"with {pages}, what lies beyond a sequence's end would have an effect if it is NaN"

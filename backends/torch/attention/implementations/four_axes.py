@@ -190,6 +190,8 @@ def aligned(*arrays: Any) -> tuple[Any, ...]:
 class OnFourAxes(Implementation):
     """What implementations of such libraries have in common."""
 
+    #: Fields of a spec that it can't do, and what that is called.
+    without: ClassVar[tuple[tuple[str, str], ...]] = (("transforms", "forward-mode derivative, and can't be vmapped"),)
     #: Whether a mask or bias may be copied.
     expands: ClassVar[bool] = False
     #: Whether what :meth:`plain` gives takes a bias or mask that has axes for queries and keys only.
@@ -198,8 +200,9 @@ class OnFourAxes(Implementation):
     _last: tuple[AttentionSpec, FourAxes | str] | None = None
 
     def lacks(self, spec: AttentionSpec) -> str | None:
-        if spec.transforms:
-            return "its kernels have no forward-mode derivative and can't be vmapped"
+        for feature, what in self.without:
+            if spec.has(feature):
+                return f"it has no {what}"
         found = self.axes(spec)
         return found if isinstance(found, str) else None
 

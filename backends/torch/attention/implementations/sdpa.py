@@ -50,18 +50,10 @@ class Sdpa(OnFourAxes):
     #: Whether keys are hidden after scores are scaled: before that, -inf times a negative scale hides all others.
     scales_first: ClassVar[bool] = True
 
-    def lacks(self, spec: AttentionSpec) -> str | None:
-        if spec.softcap:
-            return "it has no softcap"
-        if spec.sinks:
-            return "it has no attention sinks"
-        if spec.varlen:
-            return "it takes no packed sequences of several lengths"
-        if spec.cache:
-            return "it takes no cache_seqlens"
-        if spec.page_size:
-            return "it takes no block table"
-        return super().lacks(spec)
+    without = (
+        ("softcap", "softcap"), ("sinks", "attention sinks"), ("varlen", "packed sequences of several lengths"),
+        ("cache", "cache_seqlens"), ("page_size", "block table"), *OnFourAxes.without,
+    )  # fmt: skip
 
     def call(self, spec: AttentionSpec, axes: FourAxes, inputs: AttentionInputs) -> tuple[Any, Any]:
         q, k, v = self._operands(inputs, axes)
@@ -135,6 +127,7 @@ class _OnGpu(Sdpa):
     multiple: ClassVar[int] = 8
     oldest: ClassVar[tuple[int, int]] = (8, 0)
     may_refuse = True
+    without = (("alibi", "slopes"), ("segments", "segments"), ("window", "window"), *Sdpa.without)
 
     def unavailable(self, device: str) -> str | None:
         if not device.startswith("cuda"):
@@ -146,12 +139,6 @@ class _OnGpu(Sdpa):
     def lacks(self, spec: AttentionSpec) -> str | None:
         if spec.dtype not in self.dtypes:
             return f"it takes {' and '.join(self.dtypes)} only, not {spec.dtype}"
-        if spec.alibi:
-            return "it has no slopes"
-        if spec.segments:
-            return "it has no segments"
-        if spec.window != (None, None):
-            return "it has no window"
         if spec.deterministic and spec.gradients:
             return "its gradients needn't have the same bits on every run"
         if 0 in (*spec.batch, spec.q_len, spec.kv_len):
@@ -209,10 +196,9 @@ class Flash(_OnGpu):
     efficiency = 0.48
     backend = SDPBackend.FLASH_ATTENTION
     multiple = 1
+    without = (("bias", "bias"), ("mask", "mask"), *_OnGpu.without)
 
     def lacks(self, spec: AttentionSpec) -> str | None:
-        if spec.bias is not None or spec.mask is not None:
-            return "it takes neither bias nor mask"
         if not spec.scale > 0:
             return f"it hides keys before it scales the scores, so it takes a positive scale only, not {spec.scale}"
         if spec.head_dim != spec.v_head_dim:
@@ -261,9 +247,9 @@ def _is_odd(spec: AttentionSpec) -> bool:
 class _WithMask(_OnGpu):
     """A backend that takes a bias, which stands for a mask too."""
 
+    without = (("lse", "log of the denominator that torch returns"), *_OnGpu.without)
+
     def lacks(self, spec: AttentionSpec) -> str | None:
-        if spec.lse:
-            return "torch doesn't return its log of the denominator"
         facing = spec.alignment == "top_left" or known(spec.q_len == spec.kv_len)
         if spec.causal and not facing and spec.bias is None:
             return "it has causality only where the first query faces the first key"
@@ -296,17 +282,10 @@ class Cudnn(_WithMask):
     efficiency = 0.8
     plans = True
     backend = SDPBackend.CUDNN_ATTENTION
-
-    def lacks(self, spec: AttentionSpec) -> str | None:
-        if spec.bias_gradient:
-            return "it has no gradient of the bias"
-        return super().lacks(spec)
+    without = (("bias_gradient", "gradient of the bias"), *_WithMask.without)
 
     def unavailable(self, device: str) -> str | None:
-        reason = super().unavailable(device)
-        if reason is None and not has_cudnn():
-            reason = "this torch has no cuDNN"
-        return reason
+        return super().unavailable(device) or (None if has_cudnn() else "this torch has no cuDNN")
 
     def lacks_on(self, spec: AttentionSpec) -> str | None:
         if max(spec.head_dim, spec.v_head_dim) > 128 and capability(spec.device)[0] not in (9, 10):

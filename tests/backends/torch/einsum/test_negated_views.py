@@ -32,7 +32,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "activation": lambda x, weight, bias: ops.bias_gelu(x, bias),
     "linear": lambda x, weight, bias: ops.linear(x, weight[:, None] * bias, bias, activation="gelu"),
     "cross_entropy": lambda x, weight, bias: ops.cross_entropy(
-        x, torch.arange(4, device=x.device), weight.abs(), reduction="none"
+        x, torch.arange(4, device=x.device), weight.detach().abs(), reduction="none"
     ),
 }
 
