@@ -14,7 +14,7 @@ from typing import Any
 from einops_fast.backends.memory import Memory
 from einops_fast.runtime import choosing
 
-__all__ = ["OLDEST", "circumstances", "installed_version", "interpreting", "why_unusable"]
+__all__ = ["OLDEST", "circumstances", "installed_version", "interpreted", "why_unusable"]
 
 OLDEST = (3, 6)
 """The oldest version of Triton that the kernels are written for."""
@@ -41,7 +41,7 @@ def installed_version() -> str | None:
     return written[1] if written else "unknown"
 
 
-def interpreting() -> bool:
+def interpreted() -> bool:
     """Return whether Triton runs kernels in its interpreter, as Triton reads that."""
     return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on")
 

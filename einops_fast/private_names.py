@@ -233,7 +233,7 @@ _ROWS: tuple[tuple[str, ...], ...] = (
     ("triton.runtime", "driver.active.get_current_device", "einops_fast.backends.triton.launching.compiling",
      "Tell apart the kernels of several GPUs.",
      _CALLS_FAIL),
-    ("triton.knobs.runtime", "interpret", "einops_fast.backends.triton.launching.launch",
+    ("triton.knobs.runtime", "interpret", "einops_fast.backends.triton.rows.activation.kernel",
      "Ask whether kernels run in the interpreter.",
      "Kernels can't be imported."),
     ("triton.knobs.runtime", "add_stages_inspection_hook", "einops_fast.backends.triton.launching.compiling",

@@ -12,7 +12,7 @@ import torch
 from einops_fast.backends.clock import EventStopwatch, gpu_times
 from einops_fast.backends.gpu_driver import driver_version
 from einops_fast.backends.memory import Memory
-from einops_fast.backends.triton_support import interpreting
+from einops_fast.backends.triton_support import interpreted
 from einops_fast.dtypes import dtype_name
 from einops_fast.planning.layout import reach
 from einops_fast.runtime.tuning import is_reproducible
@@ -31,7 +31,7 @@ _event: Any = torch.cuda.Event
 
 # Triton's interpreter works on the CPU, where torch with CUDA may find no GPU to ask about these; torch
 # without CUDA doesn't have them.
-_interpreting = interpreting()
+_interpreting = interpreted()
 _cuda = None if _interpreting else torch._C
 _current_device: Callable[[], int] = getattr(_cuda, "_cuda_getDevice", lambda: 0)
 _raw_stream: Callable[[int], int] = getattr(_cuda, "_cuda_getCurrentRawStream", lambda device: 0)

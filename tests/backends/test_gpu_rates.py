@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -195,13 +194,6 @@ def test_a_forked_process_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     assert not bench.slices
 
 
-def test_a_bench_that_fails_is_no_concern_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = FakeBench()
-    monkeypatch.setattr(bench, "copy", None)
-    _threads(monkeypatch, bench)
-    assert recall_rates(bench.name) is None
-
-
 def test_the_command_says_what_is_measured_and_what_is_assumed(
     devices: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -225,14 +217,6 @@ def test_the_command_needs_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     monkeypatch.setattr("einops_fast.backends.gpu_driver.gpu_properties", lambda: ())
     assert cli.main(["device"]) == 2
     assert "no GPU" in capsys.readouterr().err
-
-
-def test_measuring_needs_torch(
-    devices: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "einops_fast.backends.torch.rates", None)
-    assert cli.main(["device", "--measure"]) == 2
-    assert "torch measures devices" in capsys.readouterr().err
 
 
 def test_torch_s_device_is_left_alone_where_bits_count(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,13 +149,6 @@ FAMILIES: dict[str, Family] = {
         _POINTERS,
         lambda tiling: _whole(tiling) and tiling.in_two,
     ),
-    "pointers, one operand turned": Family(
-        "acd,dbc->ab",
-        ((18, 10, 12), (12, 17, 10)),
-        ((300, 40, 40), (40, 300, 40)),
-        _POINTERS,
-        lambda tiling: _whole(tiling) and tiling.turned,
-    ),
     "pointers, factors": Family(
         "bi,oij,bj->bo",
         ((21, 6), (5, 6, 17), (21, 17)),

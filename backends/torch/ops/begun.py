@@ -11,7 +11,7 @@ from einops_fast.backends.gpus import gpu_ceilings
 from einops_fast.backends.torch.beginning import CallProblem, FirstCalls
 from einops_fast.backends.torch.operator import MEMORY, dtype_name
 from einops_fast.backends.torch.types import PLAIN, is_jit_tracing, is_recomputed
-from einops_fast.backends.triton_support import interpreting
+from einops_fast.backends.triton_support import interpreted
 from einops_fast.planning.layout import VECTOR, dense_strides, reach
 from einops_fast.runtime.measuring import ROWS
 from einops_fast.runtime.plan_cache import emptied_with_plans, keep
@@ -20,7 +20,7 @@ from einops_fast.runtime.tuning import autotune, current_mode
 
 __all__ = ["Calls", "begins_with_library", "begun"]
 
-_INTERPRETED = interpreting()
+_INTERPRETED = interpreted()
 
 _WITH_GRADIENTS = 3.0
 """Times that of a call, with what computes its gradients."""

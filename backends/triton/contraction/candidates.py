@@ -1,10 +1,11 @@
-"""Which ways to run a fused step are worth trying: kernels of our own with some tilings, reading operands or copies."""
+"""Which ways to run a fused step are worth trying, and the choice among them where a call waits for it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from functools import cache, partial
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from einops_fast.backends.triton.contraction.boxes import tilings as box_tilings
 from einops_fast.backends.triton.contraction.chain import tilings as chain_tilings
@@ -12,6 +13,7 @@ from einops_fast.backends.triton.contraction.copies import Copy, with_copies
 from einops_fast.backends.triton.contraction.generic import generic_kernel
 from einops_fast.backends.triton.contraction.library import Candidate
 from einops_fast.backends.triton.contraction.loops import tilings as loop_tilings
+from einops_fast.backends.triton.contraction.loops.kernel import ReductionTiling
 from einops_fast.backends.triton.contraction.pointers import tilings as pointer_tilings
 from einops_fast.backends.triton.contraction.problems import (
     ChainProblem,
@@ -33,11 +35,16 @@ from einops_fast.backends.triton.contraction.ways import (
     Order,
 )
 from einops_fast.backends.triton.launching.launch import copies_boxes, interpreted
-from einops_fast.backends.triton.launching.measuring import works
+from einops_fast.backends.triton.launching.measuring import measure, works
 from einops_fast.planning.cost import ITEM_SIZES, Ceilings, is_integer
 from einops_fast.planning.steps import Fused
+from einops_fast.runtime.choosing import Record
+from einops_fast.runtime.measuring import CONTRACTIONS
 
-__all__ = ["kernel_candidate", "kernel_candidates"]
+if TYPE_CHECKING:
+    from einops_fast.backends.triton.contraction.choice import StepProblem
+
+__all__ = ["decide", "kernel_candidate", "kernel_candidates", "near"]
 
 _BOXES_WORTH_TRYING = 4
 """Tilings that are tried of the kernel that has boxes copied by the hardware."""
@@ -47,6 +54,19 @@ _COPIES_WORTH_TRYING = 2
 
 _THIN = 8
 """Products for each element of operands and result up to which products of matrices are tried as loops, too."""
+
+_LIBRARY_MARGIN, _KERNEL_MARGIN = 8.0, 5.0
+"""How many times the best kernel the library may be predicted to take, and the other way round, to be measured. The
+library needs no compiling; how it copes with odd strides isn't foreseen."""
+
+_OF_KIND, _KIND_MARGIN = 2, 3.0
+"""The best so many tilings of each kernel are also measured if they may take so many times as long as another one."""
+
+_MOST, _MOST_LOOPS, _MOST_SMALL, _MOST_ALWAYS = 6, 10, 2, 24
+"""The most tilings of each kernel that are measured: of most; of the reduction kernel, which is compiled in less time;
+of any for a small problem; and in the mode ``'always'``."""
+
+_seconds = attrgetter("seconds")
 
 _KERNELS: dict[type, tuple[str, Any]] = {
     ChainProblem: ("chain", chain_tilings),
@@ -207,3 +227,52 @@ def _fastest(
 def _working(ways: Sequence[AnyCandidate]) -> AnyCandidate:
     """The first of several that compiles; if none does, the first, which then says why."""
     return next((way for way in ways if works(way)), ways[0])
+
+
+def near(problem: StepProblem, kernels: Sequence[Candidate] | None = None) -> list[Candidate]:
+    """Return the ways of which one may be the fastest, by their predictions; the library where it has a chance."""
+    if kernels is None:
+        kernels = kernel_candidates(problem.step, problem.dtype, problem.on, problem.precision)
+    libraries = problem.libraries
+    least, other = min(way.seconds for way in kernels), libraries[0].seconds
+    if least > _KERNEL_MARGIN * other:
+        return libraries
+    always = problem.mode == "always"
+    margin = CONTRACTIONS.margin["always" if always else "auto"]
+    found: list[Candidate] = []
+    for way in kernels:
+        # Of each kind some: how one does against another isn't foreseen so well.
+        before = [each.kind for each in found].count(way.kind)
+        loops = way.kind is ReductionTiling
+        most = _MOST_ALWAYS if always else _MOST_SMALL if problem.small else _MOST_LOOPS if loops else _MOST
+        if before < most and way.seconds <= max(margin, _KIND_MARGIN if before < _OF_KIND else 0.0) * least:
+            found.append(way)
+    # The library first: of what takes seconds, not all is timed.
+    return libraries + found if other <= _LIBRARY_MARGIN * least else found
+
+
+def decide(problem: StepProblem, operands: Sequence[Any]) -> Candidate:
+    """Choose a way now, by operands on the current device."""
+
+    def named(name: str) -> Candidate | None:
+        way = problem.of_name(name)
+        return way if way is not None and works(way) else None
+
+    @cache
+    def kernels() -> Sequence[Candidate]:
+        return kernel_candidates(problem.step, problem.dtype, problem.on, problem.precision)
+
+    def predicted() -> Candidate:
+        return next(way for way in sorted([*problem.libraries, *kernels()], key=_seconds) if works(way))
+
+    def measured(ways: Sequence[Candidate]) -> Record | None:
+        return measure(ways, problem.preferred(ways), operands, problem.memory, problem.device, CONTRACTIONS)
+
+    if interpreted():
+        return kernels()[0]
+
+    def worth_measuring() -> Sequence[Candidate]:
+        found = near(problem, kernels())
+        return found if len(found) > 1 else ()
+
+    return problem.chooser.choose(problem.key(), named, worth_measuring, predicted, problem.library, measured).way

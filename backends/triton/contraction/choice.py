@@ -15,7 +15,7 @@ from typing import Any
 from einops_fast.backends.gpus import gpu_ceilings
 from einops_fast.backends.memory import Memory
 from einops_fast.backends.triton.contraction.library import Candidate, LibraryCalls, LibraryCandidate, Run
-from einops_fast.backends.triton_support import circumstances, interpreting
+from einops_fast.backends.triton_support import circumstances, interpreted
 from einops_fast.planning.chains import products
 from einops_fast.planning.cost import step_costs
 from einops_fast.planning.epilogue import Epilogue
@@ -118,7 +118,7 @@ class Choice:
     def _first(self, problem: StepProblem, operands: Sequence[Any]) -> Run:
         """Return what runs a call on the current device."""
         # Triton's interpreter runs kernels only to test them.
-        if self.mode == "auto" and not interpreting():
+        if self.mode == "auto" and not interpreted():
             return problem.tiers.run()
         # Nothing is chosen while a graph is being captured; the next call may do so.
         return problem.choose(operands) if self.memory.may_measure() else self.calls
@@ -183,7 +183,7 @@ class StepProblem(Problem[Candidate]):
 
     def decide(self, operands: Sequence[Any]) -> Candidate:
         """Choose a way for good."""
-        from einops_fast.backends.triton.contraction.deciding import decide
+        from einops_fast.backends.triton.contraction.candidates import decide
 
         return decide(self, operands)
 
@@ -197,10 +197,10 @@ class StepProblem(Problem[Candidate]):
         return max(self.library.seconds - kernel.seconds, _LEAST_SAVED * self.library.seconds)
 
     def near(self) -> Sequence[str]:
-        from einops_fast.backends.triton.contraction import deciding
+        from einops_fast.backends.triton.contraction.candidates import near
 
         with self.memory.on_device(self.device):
-            ways = [way for way in deciding.near(self) if not way.compiles_late]
+            ways = [way for way in near(self) if not way.compiles_late]
         self._ways = {way.name: way for way in ways if self._aligned or not way.in_boxes}
         return list(self._ways)
 

@@ -62,6 +62,12 @@ class Contraction(Product):
         return torn or self.along_batch
 
     @cached_property
+    def along_two(self) -> bool:
+        """Whether the operands are contiguous along two different contracted axes."""
+        left, right = (fastest(self.contracted, operand) for operand in (LEFT, RIGHT))
+        return left is not None and right is not None and left != right
+
+    @cached_property
     def along_batch(self) -> bool:
         """Whether the result is contiguous along a batch axis, of which a tile has one index."""
         return fastest(self.batch, OUT) is not None

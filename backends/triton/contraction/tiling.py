@@ -24,7 +24,7 @@ from einops_fast.planning.layout import VECTOR
 
 __all__ = [
     "BIAS", "FACTOR", "LEFT", "OUT", "RIGHT", "SCATTERED", "SECTOR", "SHARED", "MatrixTiling", "Product", "Tiling",
-    "even_parts", "fastest", "free_role", "idle", "listed", "padded", "run_block", "run_length", "scattered",
+    "even_parts", "fastest", "free_role", "idle", "listed", "padded", "run_length", "scattered",
 ]  # fmt: skip
 
 LEFT, RIGHT, OUT, FACTOR = range(4)
@@ -146,7 +146,7 @@ def free_role(axes: tuple[Axis, ...], operand: int, block: int, run: int) -> Rol
         rest = [axis for axis in by_stride(axes, operand if read else OUT) if axis is not last]
         return linear_role([*rest, *([last] if last else [])], block)
     # A run along each; what is left of the block goes to the one that is read.
-    along = min(run_block(written.size, run), block)
+    along = min(_run_block(written.size, run), block)
     rest = [axis for axis in by_stride(axes, operand) if axis is not read and axis is not written]
     inner = linear_role([*rest, read], max(block // along, 1))
     return Role(inner.outer, (Group(along, (written,)), inner.groups[1]))
@@ -157,7 +157,7 @@ def run_length(item: int) -> int:
     return max(SECTOR // item, 8)
 
 
-def run_block(size: int, run: int) -> int:
+def _run_block(size: int, run: int) -> int:
     """Neighbours to take of an axis of this size so that few fall outside."""
     if size <= run:
         return power_of_two(size)

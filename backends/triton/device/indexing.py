@@ -201,10 +201,10 @@ def group_inside(tile, role: tl.constexpr, at: tl.constexpr, numbers=None):
 
 
 @triton.jit
-def _digit(run, role: tl.constexpr, at: tl.constexpr, turned: tl.constexpr):
-    """For each position along a tile, the position in group ``at``: group 1 is the fastest, or, turned, 0."""
-    if (at == 1) == turned:
-        # The slower of the two; where the faster has block 1, this changes nothing.
+def _digit(run, role: tl.constexpr, at: tl.constexpr):
+    """For each position along a tile, the position in group ``at``: group 1 is the fastest."""
+    if at == 0:
+        # Where the other one has block 1, this changes nothing.
         run = run // group_field(role, 1 - at, "block")
     elif group_field(role, at, "block") < field(role, "block"):
         run = run % group_field(role, at, "block")
@@ -212,15 +212,13 @@ def _digit(run, role: tl.constexpr, at: tl.constexpr, turned: tl.constexpr):
 
 
 @triton.jit
-def offsets_at(
-    run, tile, role: tl.constexpr, array: tl.constexpr, turned: tl.constexpr, wide: tl.constexpr, numbers=None
-):
+def offsets_at(run, tile, role: tl.constexpr, array: tl.constexpr, wide: tl.constexpr, numbers=None):
     """Offsets of some positions along a tile, both groups counted through as one; a single one if all are the same."""
     offset = _outside(tile, role, array, wide, numbers)
     for at in tl.static_range(2):
         if not lacks(role, at, array):
             offset += counted(
-                _first(tile, role, at, numbers) + _digit(run, role, at, turned),
+                _first(tile, role, at, numbers) + _digit(run, role, at),
                 group_field(role, at, "axes"),
                 array,
                 wide,
@@ -230,9 +228,9 @@ def offsets_at(
 
 
 @triton.jit
-def tile_offsets(tile, role: tl.constexpr, array: tl.constexpr, turned: tl.constexpr, wide: tl.constexpr, numbers=None):
+def tile_offsets(tile, role: tl.constexpr, array: tl.constexpr, wide: tl.constexpr, numbers=None):
     """Offsets of all positions along a tile."""
-    offset = offsets_at(tl.arange(0, field(role, "block")), tile, role, array, turned, wide, numbers)
+    offset = offsets_at(tl.arange(0, field(role, "block")), tile, role, array, wide, numbers)
     return offset + tl.zeros((field(role, "block"),), offset.dtype)
 
 
@@ -242,25 +240,25 @@ def run_offsets(tile, role: tl.constexpr, array: tl.constexpr, wide: tl.constexp
     if lacks(role, 0, array) and lacks(role, 1, array):
         offset = counted(tl.arange(0, 1), (), array, wide) + _outside(tile, role, array, wide, numbers)
     else:
-        offset = tile_offsets(tile, role, array, False, wide, numbers)
+        offset = tile_offsets(tile, role, array, wide, numbers)
     return offset
 
 
 @triton.jit
-def inside_at(run, found, tile, role: tl.constexpr, turned: tl.constexpr, numbers=None):
+def inside_at(run, found, tile, role: tl.constexpr, numbers=None):
     """Which of some positions along a tile exist, among those where ``found`` is true already."""
     for at in tl.static_range(2):
         if not group_field(role, at, "even"):
-            position = _first(tile, role, at, numbers) + _digit(run, role, at, turned)
+            position = _first(tile, role, at, numbers) + _digit(run, role, at)
             found &= position < told(numbers, group_field(role, at, "extent"))
     return found
 
 
 @triton.jit
-def inside(tile, role: tl.constexpr, turned: tl.constexpr, numbers=None):
+def inside(tile, role: tl.constexpr, numbers=None):
     """Which positions along a tile exist."""
     block: tl.constexpr = field(role, "block")
-    return inside_at(tl.arange(0, block), tl.full((block,), True, tl.int1), tile, role, turned, numbers)
+    return inside_at(tl.arange(0, block), tl.full((block,), True, tl.int1), tile, role, numbers)
 
 
 @triton.jit
@@ -269,7 +267,7 @@ def run_inside(tile, role: tl.constexpr, array: tl.constexpr, numbers=None):
     if lacks(role, 0, array) and lacks(role, 1, array):
         found = tl.full((1,), True, tl.int1)
     else:
-        found = inside(tile, role, False, numbers)
+        found = inside(tile, role, numbers)
     return found
 
 
@@ -303,10 +301,10 @@ def store_tile(out, product, row_tile, column_tile, tiling: tl.constexpr, column
         tl.store(out + place, value, mask=exists)
     else:
         place = (
-            tile_offsets(row_tile, rows, 2, False, wide, numbers)[:, None]
-            + tile_offsets(column_tile, columns, 2, False, wide, numbers)[None, :]
+            tile_offsets(row_tile, rows, 2, wide, numbers)[:, None]
+            + tile_offsets(column_tile, columns, 2, wide, numbers)[None, :]
         )
-        exists = inside(row_tile, rows, False, numbers)[:, None] & inside(column_tile, columns, False, numbers)[None, :]
+        exists = inside(row_tile, rows, numbers)[:, None] & inside(column_tile, columns, numbers)[None, :]
         tl.store(out + place, value, mask=exists)
 
 

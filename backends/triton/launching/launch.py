@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 from triton.runtime import driver
 
 from einops_fast.backends.capabilities import EARLY, HOPPER
+from einops_fast.backends.triton_support import interpreted
 from einops_fast.planning.cost import is_integer
 
 __all__ = ["ALIGNMENT", "DTYPES", "accumulator", "copies_boxes", "follow_early", "interpreted", "spelled"]
@@ -40,11 +40,6 @@ def spelled(dtype: str) -> str:
     if dtype == "bool":
         return "u1"
     return str(getattr(tl, dtype).name.replace("int", "i").replace("ui", "u"))
-
-
-def interpreted() -> bool:
-    """Whether Triton runs kernels in its interpreter, on arrays in the memory of the CPU."""
-    return bool(triton.knobs.runtime.interpret)
 
 
 def _capability() -> tuple[int, int]:

@@ -92,23 +92,23 @@ def chain_kernel(arrays, out, tiling: tl.constexpr, acc_type: tl.constexpr, upca
     a = tl.load(
         arrays[0]
         + counted(batch, field(tiling, "batch"), 0, True)
-        + tile_offsets(row_tile, rows, 0, False, wide)[:, None]
-        + tile_offsets(only, _link(tiling, 0), 0, False, wide)[None, :],
-        mask=inside(row_tile, rows, False)[:, None] & inside(only, _link(tiling, 0), False)[None, :],
+        + tile_offsets(row_tile, rows, 0, wide)[:, None]
+        + tile_offsets(only, _link(tiling, 0), 0, wide)[None, :],
+        mask=inside(row_tile, rows)[:, None] & inside(only, _link(tiling, 0))[None, :],
         other=0,
     )
     for at in tl.static_range(1, last):
         middle = tl.load(
             arrays[at]
             + counted(batch, field(tiling, "batch"), _array(at, operands), True)
-            + tile_offsets(only, _link(tiling, at - 1), _array(at, operands), False, wide)[:, None]
-            + tile_offsets(only, _link(tiling, at), _array(at, operands), False, wide)[None, :],
-            mask=inside(only, _link(tiling, at - 1), False)[:, None] & inside(only, _link(tiling, at), False)[None, :],
+            + tile_offsets(only, _link(tiling, at - 1), _array(at, operands), wide)[:, None]
+            + tile_offsets(only, _link(tiling, at), _array(at, operands), wide)[None, :],
+            mask=inside(only, _link(tiling, at - 1))[:, None] & inside(only, _link(tiling, at))[None, :],
             other=0,
         )
         product = matrix_product(a, middle, None, field(tiling, "precision"), acc_type, upcast)
         # Infinity times a position that doesn't exist is nothing.
-        a = tl.where(inside(only, _link(tiling, at), False)[None, :], product, 0).to(middle.dtype)
+        a = tl.where(inside(only, _link(tiling, at))[None, :], product, 0).to(middle.dtype)
 
     right = arrays[last] + counted(batch, field(tiling, "batch"), 1, True)
     out += counted(batch, field(tiling, "batch"), 2, True)
@@ -116,9 +116,9 @@ def chain_kernel(arrays, out, tiling: tl.constexpr, acc_type: tl.constexpr, upca
     for column_tile in range(begin, min(begin + across, field(columns, "tiles"))):
         b = tl.load(
             right
-            + tile_offsets(only, _link(tiling, last - 1), 1, False, wide)[:, None]
-            + tile_offsets(column_tile, columns, 1, False, wide)[None, :],
-            mask=inside(only, _link(tiling, last - 1), False)[:, None] & inside(column_tile, columns, False)[None, :],
+            + tile_offsets(only, _link(tiling, last - 1), 1, wide)[:, None]
+            + tile_offsets(column_tile, columns, 1, wide)[None, :],
+            mask=inside(only, _link(tiling, last - 1))[:, None] & inside(column_tile, columns)[None, :],
             other=0,
         )
         tile = matrix_product(a, b, None, field(tiling, "precision"), acc_type, upcast)

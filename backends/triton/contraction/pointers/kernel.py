@@ -20,7 +20,6 @@ from einops_fast.backends.triton.contraction.tiling import OUT, MatrixTiling
 from einops_fast.backends.triton.device.indexing import (
     counted,
     field,
-    group_field,
     inside,
     may_exceed,
     run_inside,
@@ -44,14 +43,12 @@ added up one after the other. Of k products there are about the root of k / 32 c
 class ContractionTiling(MatrixTiling):
     """Everything that the kernel is specialised for.
 
-    A tile's columns have a second part, ``rest``, where their number is no power of two. If it is ``turned``, the right
-    operand is gathered with the groups of the contracted axes in the other order. A left operand that is ``factored``
-    is the product of two arrays, multiplied when they are loaded.
+    A tile's columns have a second part, ``rest``, where their number is no power of two. A left operand that is
+    ``factored`` is the product of two arrays, multiplied when they are loaded.
     """
 
     contracted: Role
     rest: Role | None = None
-    turned: bool = False
     factored: bool = False
 
     @property
@@ -124,8 +121,8 @@ def contract_kernel(
     out += placed
     if field(tiling, "factored") or has_bias(tiling):
         third += counted(batch, field(tiling, "batch"), 3, True, numbers)
-    left_rows = tile_offsets(row_tile, rows, 0, False, wide, numbers)[:, None]
-    row_inside = inside(row_tile, rows, False, numbers)[:, None]
+    left_rows = tile_offsets(row_tile, rows, 0, wide, numbers)[:, None]
+    row_inside = inside(row_tile, rows, numbers)[:, None]
 
     product = _beginning(third, row_tile, column_tile, tiling, columns, numbers, acc_type)
     if in_two:
@@ -141,21 +138,21 @@ def contract_kernel(
     begin = part * steps
     for step in range(begin, min(begin + steps, all_steps)):
         a = tl.load(
-            left + left_rows + tile_offsets(step, contracted, 0, False, wide, numbers)[None, :],
-            mask=row_inside & inside(step, contracted, False, numbers)[None, :],
+            left + left_rows + tile_offsets(step, contracted, 0, wide, numbers)[None, :],
+            mask=row_inside & inside(step, contracted, numbers)[None, :],
             other=0,
         )
         if field(tiling, "factored"):
             # Where it lacks the axes of the tile, one element serves the whole run.
             other = tl.load(
                 third
-                + tile_offsets(row_tile, rows, 3, False, wide, numbers)[:, None]
+                + tile_offsets(row_tile, rows, 3, wide, numbers)[:, None]
                 + run_offsets(step, contracted, 3, wide, numbers)[None, :],
                 mask=row_inside & run_inside(step, contracted, 3, numbers)[None, :],
                 other=0,
             )
             multiplied = a.to(acc_type) * other.to(acc_type)
-            a = tl.where(inside(step, contracted, False, numbers)[None, :], multiplied, 0).to(a.dtype)
+            a = tl.where(inside(step, contracted, numbers)[None, :], multiplied, 0).to(a.dtype)
         b = _right_tile(right, step, column_tile, tiling, columns, numbers)
         product = _with_product(product, a, b, tiling, acc_type, upcast)
         if in_two:
@@ -235,17 +232,10 @@ def _right_tile(right, step, column_tile, tiling: tl.constexpr, columns: tl.cons
     """The right operand's part of one step: contracted axes × columns."""
     contracted: tl.constexpr = field(tiling, "contracted")
     wide: tl.constexpr = field(tiling, "wide")
-    turned: tl.constexpr = field(tiling, "turned")
-    b = tl.load(
+    return tl.load(
         right
-        + tile_offsets(step, contracted, 1, turned, wide, numbers)[:, None]
-        + tile_offsets(column_tile, columns, 1, False, wide, numbers)[None, :],
-        mask=inside(step, contracted, turned, numbers)[:, None] & inside(column_tile, columns, False, numbers)[None, :],
+        + tile_offsets(step, contracted, 1, wide, numbers)[:, None]
+        + tile_offsets(column_tile, columns, 1, wide, numbers)[None, :],
+        mask=inside(step, contracted, numbers)[:, None] & inside(column_tile, columns, numbers)[None, :],
         other=0,
     )
-    if turned:
-        outer: tl.constexpr = group_field(contracted, 0, "block")
-        inner: tl.constexpr = group_field(contracted, 1, "block")
-        b = b.reshape((inner, outer, field(columns, "block"))).permute((1, 0, 2))
-        b = b.reshape((outer * inner, field(columns, "block")))
-    return b

@@ -20,14 +20,12 @@ from einops_fast.backends.triton.contraction.tiling import (
     idle,
     listed,
     padded,
-    run_block,
     run_length,
     scattered,
 )
 from einops_fast.backends.triton.device.tiling import (
     NOTHING,
     Axis,
-    Group,
     Role,
     by_stride,
     linear_role,
@@ -111,7 +109,8 @@ def tilings(
     problem: Contraction, dtype: str, on: Ceilings, precision: str = "ieee", name: str = ""
 ) -> Iterable[tuple[float, ContractionTiling]]:
     """Return tilings with predicted seconds, fastest first; if a name is given, find those of this name."""
-    slowdown = problem.slowdown(ITEM_SIZES[dtype])
+    item = ITEM_SIZES[dtype]
+    slowdown = problem.slowdown(item) * (_ALONG_TWO[item] if problem.along_two and not is_integer(dtype) else 1.0)
     found = _all(problem, dtype, on, precision, name)
     return listed(found, lambda tiling: slowdown * _seconds(problem, tiling, dtype, on) + on.call, name)
 
@@ -124,7 +123,7 @@ def _all(problem: Contraction, dtype: str, on: Ceilings, precision: str, name: s
     # Many tilings have roles that are cut alike.
     rows_of = cache(lambda block: free_role(problem.rows, LEFT, block, run))
     columns_of = cache(lambda block: free_role(problem.columns, RIGHT, block, run))
-    contracted_of = cache(lambda block: contracted_role(problem.contracted, block, run, not one_by_one, at_once))
+    contracted_of = cache(lambda block: contracted_role(problem.contracted, block, at_once))
     for rows, columns, depth, warps, stages in _INTEGER if one_by_one else _SINGLE if item >= 4 else _HALF:
         # A tile of twice the extent does the work of none.
         if rows > max(16, power_of_two(m)) or columns > max(16, power_of_two(n)):
@@ -134,13 +133,12 @@ def _all(problem: Contraction, dtype: str, on: Ceilings, precision: str, name: s
         if one_by_one and item == 8:
             depth //= 2  # a number takes two registers
         row_role, column_role = rows_of(rows), columns_of(columns)
-        contracted, turned = contracted_of(min(depth, max(16, power_of_two(k))))
+        contracted = contracted_of(min(depth, max(16, power_of_two(k))))
         tiling = ContractionTiling(
             problem.batch,
             row_role,
             column_role,
             contracted,
-            turned=turned,
             factored=problem.factored,
             scattered=scattered(row_role, column_role),
             wide=problem.wide,
@@ -191,30 +189,19 @@ _BEYOND_PADDED = 1.3
 """How many times the extent of padded rows blocks may take: one that goes on in the next row isn't loaded at once."""
 
 
-def contracted_role(
-    axes: tuple[Axis, ...], block: int, run: int, two_groups: bool, at_once: int = 1
-) -> tuple[Role, bool]:
-    """The contracted axes, and whether the right operand wants its two groups the other way round.
-
-    A tile takes ``run`` elements along a second contiguous axis, if it may have ``two_groups``; strides let a thread
-    load elements ``at_once``.
-    """
+def contracted_role(axes: tuple[Axis, ...], block: int, at_once: int = 1) -> Role:
+    """The contracted axes, the last of which an operand is contiguous along; a thread can load elements ``at_once``."""
     left, right = fastest(axes, LEFT), fastest(axes, RIGHT)
-    if two_groups and left is not None and right is not None and left != right:
-        along = min(run_block(right.size, run), max(block // 8, 8))
-        rest = [axis for axis in by_stride(axes, LEFT) if axis is not left and axis is not right]
-        inner = linear_role([*rest, left], max(block // along, 8))
-        return Role(inner.outer, (Group(along, (right,)), inner.groups[1])), True
     last = left or right
     rest = [axis for axis in by_stride(axes, LEFT if left or not right else RIGHT) if axis is not last]
     if last is not None and last.size % at_once:
-        return linear_role([*rest, last], block, _BEYOND_PADDED), False
-    return linear_role([*rest, *([last] if last else [])], block), False
+        return linear_role([*rest, last], block, _BEYOND_PADDED)
+    return linear_role([*rest, *([last] if last else [])], block)
 
 
 # How much longer a kernel takes:
-_TURNED = {2: 3.5, 4: 10.0, 8: 10.0}
-"""where the right operand is turned around in registers, by bytes of an element;"""
+_ALONG_TWO = {2: 3.5, 4: 10.0, 8: 10.0}
+"""where the operands are contiguous along two different contracted axes, by bytes of an element; an estimate;"""
 _ALONG_CONTRACTED = (1.0, 1.2, 2.2)
 """where none, one or both of the operands of a product without tensor cores are contiguous along contracted axes;"""
 _ONE_BY_ONE = 4.0
@@ -254,4 +241,4 @@ def _seconds(problem: Contraction, tiling: ContractionTiling, dtype: str, on: Ce
     side_by_side = on.units * min(_PROGRAMS, _WARPS // tiling.warps)
     waiting = programs / side_by_side * (_PROGRAM + contracted.tiles / tiling.split * _STEP)
     seconds = max(arithmetic, cache, memory, waiting) + 0.2 * min(arithmetic, memory) + written
-    return seconds * (_TURNED[item] if tiling.turned else 1.0) * (SCATTERED if tiling.scattered else 1.0)
+    return seconds * (SCATTERED if tiling.scattered else 1.0)

@@ -204,8 +204,8 @@ def _places(tile, role: gl.constexpr, array: gl.constexpr, layout: gl.constexpr)
     """Offsets of a tile along one of its dimensions, and which positions exist."""
     run = gl.arange(0, field(role, "block"), layout=layout)
     every = gl.full([field(role, "block")], True, gl.int1, layout=layout)
-    offsets = offsets_at(run, tile, role, array, False, False) + gl.zeros_like(run)
-    return offsets, inside_at(run, every, tile, role, False)
+    offsets = offsets_at(run, tile, role, array, False) + gl.zeros_like(run)
+    return offsets, inside_at(run, every, tile, role)
 
 
 @gluon.jit

@@ -26,7 +26,7 @@ _BANKS = 32
 
 @dataclass(frozen=True)
 class FmaTiling(ContractionTiling):
-    """What the kernel is specialised for; ``factored``, ``turned``, ``rest`` and ``epilogue`` aren't used.
+    """What the kernel is specialised for; ``factored``, ``rest`` and ``epilogue`` aren't used.
 
     More parts of each tile's rows and columns are ``below`` and ``further``. Operands that are contiguous along
     contracted axes may be copied ``one_by_one``: then rows, or columns, are neighbours in shared memory.

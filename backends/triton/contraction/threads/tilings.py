@@ -15,7 +15,6 @@ from einops_fast.backends.triton.contraction.tiling import (
     RIGHT,
     SCATTERED,
     even_parts,
-    fastest,
     free_role,
     idle,
     listed,
@@ -105,12 +104,11 @@ def tiling_of(
     across = _parts_of(free_role(problem.columns, RIGHT, columns[0], run), columns)
     if len(down) < len(rows) or len(across) < len(columns):
         return None
-    contracted, _ = contracted_role(problem.contracted, depth, run, True)
     return FmaTiling(
         problem.batch,
         down[0],
         across[0],
-        contracted,
+        contracted_role(problem.contracted, depth),
         split=split,
         warps=warps,
         stages=stages,
@@ -133,9 +131,7 @@ def _parts_of(role: Role, parts: Sequence[int]) -> list[Role]:
 
 def _all(problem: Contraction, on: Ceilings, name: str) -> Iterator[FmaTiling]:
     """All tilings, but for most of those that haven't this name, if one is given."""
-    left, right = (fastest(problem.contracted, operand) for operand in (LEFT, RIGHT))
-    along_two = left is not None and right is not None and left != right
-    if problem.factored or problem.epilogue is not None or problem.wide or along_two:
+    if problem.factored or problem.epilogue is not None or problem.wide or problem.along_two:
         return
     for rows, columns, depth, warps, stages in dict.fromkeys(_shapes(problem)):
         if name and not name.startswith(f"contraction by threads {sum(rows)}×{sum(columns)}×"):

@@ -21,7 +21,7 @@ from ops_problems import kernels  # noqa: E402
 from einops_fast import autotune, fast_einsum, ops  # noqa: E402
 from einops_fast.backends.torch import backend as torch_backend  # noqa: E402
 from einops_fast.backends.torch.memory import TorchMemory  # noqa: E402
-from einops_fast.backends.triton.contraction import deciding  # noqa: E402
+from einops_fast.backends.triton.contraction import candidates  # noqa: E402
 from einops_fast.backends.triton.launching import measuring  # noqa: E402
 from einops_fast.backends.triton.rows import contest  # noqa: E402
 from einops_fast.runtime import measuring as clocks  # noqa: E402
@@ -42,11 +42,11 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[i
         return record
 
     monkeypatch.setenv("EINOPS_FAST_CACHE_DIR", str(tmp_path))
-    for module in (deciding, contest):
+    for module in (candidates, contest):
         monkeypatch.setattr(module, "measure", recorded)
-    monkeypatch.setattr(deciding, "_MOST_ALWAYS", 3)  # compiling takes most of the time
+    monkeypatch.setattr(candidates, "_MOST_ALWAYS", 3)  # compiling takes most of the time
     if DEVICE == "cpu":
-        for module in (deciding, contest):
+        for module in (candidates, contest):
             monkeypatch.setattr(module, "interpreted", lambda: False)
         monkeypatch.setattr(measuring, "works", lambda way: True)
         monkeypatch.setattr(torch_backend, "kernel_dtypes", lambda _: torch_backend._KERNEL_DTYPES)

@@ -78,29 +78,6 @@ def test_boxes_on_a_cpu(
         check(equation, operands, found)
 
 
-LARGE = [
-    ("bda,dc->abc", (200, 160, 200), (160, 96)),  # the right one stays, columns in two parts
-    ("bda,dc->abc", (160, 288, 288), (288, 288)),
-    ("acd,db->abc", (300, 144, 264), (264, 64)),  # the result along rows
-    ("bij,bik->bjk", (3, 4096, 200), (3, 4096, 264)),  # the sum in parts
-]
-"""Each program has several tiles, or each tile several programs."""
-
-
-@on_hopper
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("case", LARGE)
-def test_large_boxes(case: Any, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(candidates, "_BOXES_WORTH_TRYING", 12)
-    equation, *shapes = case
-    operands = [torch.randn(shape, dtype=getattr(torch, dtype), device="cuda") for shape in shapes]
-    found = boxes(equation, operands)
-    assert found
-    for _ in range(3):
-        check(equation, operands, found)
-
-
 @pytest.mark.parametrize(
     ("equation", "left", "right"),
     [
@@ -152,16 +129,6 @@ def test_another_kernel_where_an_address_is_not_aligned() -> None:
     for operands in ((left, right), (shifted, right), (left, right)):
         expected = torch.einsum("ik,jk->ij", *(each.double() for each in operands))
         assert (run(*operands).double() - expected).abs().max() < 0.1
-
-
-@on_hopper
-@pytest.mark.gpu
-def test_boxes_give_the_same_bits_again() -> None:
-    operands = [torch.randn(8, 512, 256, dtype=torch.bfloat16, device="cuda") for _ in range(2)]
-    for way in boxes("bik,bjk->bij", operands):
-        run = way.run(MEMORY, 0)
-        first = run(*operands)
-        assert all(torch.equal(first, run(*operands)) for _ in range(5))
 
 
 def loops(equation: str, *shapes: tuple[int, ...], dtype: Any = torch.float16) -> Any:
@@ -258,15 +225,3 @@ def test_an_infinite_factor_is_multiplied_with_what_there_is() -> None:
             result = way.run(MEMORY, 0)(*(operands[at] for at in fused_step("bi,oij,bj->bo", operands).reads))
             assert (result[3] == float("inf")).all()
             assert result[4:].isfinite().all()
-
-
-@on_hopper
-@pytest.mark.gpu
-@pytest.mark.parametrize("case", FACTORED)
-def test_a_left_operand_that_is_a_product_on_a_gpu(case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(candidates, "_BOXES_WORTH_TRYING", 20)
-    equation, *shapes = case
-    operands = factored(shapes, "cuda")
-    found = boxes(equation, operands)
-    assert found
-    check(equation, operands, found)

@@ -104,12 +104,6 @@ def test_columns_in_parts(columns: int, width: int) -> None:
     assert width in widths
 
 
-@pytest.mark.parametrize("columns", [16, 32, 64, 128, 4096])
-def test_columns_in_one(columns: int) -> None:
-    """A power of two isn't taken in parts."""
-    assert not any(tiling.further for tiling in tilings_of("ik,kj->ij", (1 << 16, 64), (64, columns)))
-
-
 @pytest.mark.parametrize(("rows", "height"), [(100, 104), (208, 104), (72, 72)])
 def test_rows_in_parts(rows: int, height: int) -> None:
     """So are rows, with columns in parts or not."""
@@ -170,13 +164,3 @@ def _places_of(bases: list[list[int]]) -> set[tuple[int, int]]:
 def test_no_more_stages_than_steps() -> None:
     """Tiles with one step have room for two, and leave the rest to other programs."""
     assert {tiling.stages for tiling in tilings_of("ik,kj->ij", (1 << 16, 16), (16, 64))} == {2}
-
-
-def test_names_are_unique() -> None:
-    """A choice is kept on disk by name."""
-    step = step_of("bik,bjk->bij", numbers(64, 100, 128), numbers(64, 72, 128))
-    loops = problem(step, layouts(step)[0])
-    assert isinstance(loops, Contraction)
-    names = [tiling.name for _, tiling in tilings(loops, "float32", ON)]
-    assert names
-    assert len(set(names)) == len(names)

@@ -109,13 +109,6 @@ def randn(*shape: int) -> Any:
     return torch.randn(shape, dtype=torch.float64).to(DEVICE, torch.float32)
 
 
-def test_kernels_are_what_runs(kernels: list[str]) -> None:
-    a, b = randn(2, 9, 3, 8), randn(2, 7, 3, 8)
-    result = fast_einsum("bind,bjnd->bnij", a, b)
-    assert len(kernels) == 1
-    torch.testing.assert_close(result, torch.einsum("bind,bjnd->bnij", a, b))
-
-
 @pytest.mark.parametrize("by_library", [False, True])
 def test_an_intermediate_with_gaps_between_rows(
     kernels: list[str], monkeypatch: pytest.MonkeyPatch, by_library: bool
@@ -139,13 +132,6 @@ def test_a_sum_of_one_operand_is_written_in_the_order_of_the_result(kernels: lis
     assert len(kernels) == 1
     assert order == "K" or result.is_contiguous()
     torch.testing.assert_close(result, torch.einsum("abc->ca", a))
-
-
-def test_three_operands_in_one_pass(kernels: list[str]) -> None:
-    a, m, b = randn(4, 9), randn(4, 9, 10), randn(4, 10)
-    torch.testing.assert_close(fast_einsum("bi,bij,bj->b", a, m, b), torch.einsum("bi,bij,bj->b", a, m, b))
-    assert len(kernels) == 1
-    assert kernels[0].startswith("reduction")
 
 
 @pytest.mark.parametrize("gradients", [False, True])

@@ -33,7 +33,6 @@ from einops_fast.backends.triton.contraction.problems import (  # noqa: E402
     problem,
 )
 from einops_fast.backends.triton.contraction.ways import Candidate, CopyCandidate, KernelCandidate  # noqa: E402
-from einops_fast.backends.triton.launching.launch import interpreted  # noqa: E402
 from einops_fast.planning.layout import contiguous_strides  # noqa: E402
 
 # The interpreter takes milliseconds for each program.
@@ -131,20 +130,6 @@ def test_layouts_do_not_matter(equation: str, shapes: Sequence[tuple[int, ...]],
         for relaid in LAYOUTS[layout](operand):
             operands = [*plain[:at], relaid, *plain[at + 1 :]]
             check(equation, operands, ways(equation, operands, MOST // 2))
-
-
-def test_every_part_of_a_split_is_deterministic() -> None:
-    left, right = randn(20, 1100, dtype="float16"), randn(1100, 24, dtype="float16", seed=1)
-    split = [
-        way
-        for way in kernel_candidates(fused_step("ik,kj->ij", (left, right)), "float16", ON)
-        if "split 1" not in way.name
-    ]
-    assert split
-    for way in split[:2]:
-        run = way.run(MEMORY, 0)
-        first = run(left, right)
-        assert all(torch.equal(run(left, right), first) for _ in range(1 if interpreted() else 3))
 
 
 def test_infinity_beyond_the_edge_stays_out() -> None:

@@ -1,4 +1,4 @@
-"""A rehearsal lists what a call and its gradients launch, and makes what it plans for the call that follows."""
+"""A rehearsal lists what a call and its gradients launch; that is compiled for a GPU in a process that has none."""
 
 from __future__ import annotations
 
@@ -72,10 +72,45 @@ with aimed_at(90):
 )
 
 
-@pytest.mark.skipif(
-    triton.__version__.startswith("3.6.") and find_library("cuda") is None,
-    reason="Triton 3.6 links what launches a kernel against the driver",
+ELSEWHERE = (
+    FINISH
+    + """
+import pickle
+
+import torch
+import triton
+
+from fused_steps import ON, fused_step
+
+from einops_fast.backends.triton.contraction.candidates import kernel_candidates
+from einops_fast.backends.triton.launching.rehearsing import aimed_at
+from einops_fast.backends.triton.launching.rehearsing import _compile
+
+finish(False)
+compile = triton.compile
+
+def reported(source, target, options):
+    print(source.name, target.arch)
+    return compile(source, target=target, options=options)
+
+triton.compile = reported
+step = fused_step("ik,kj->ij", (torch.zeros(512, 256), torch.zeros(256, 384)))
+with aimed_at(80):
+    (kernel,) = kernel_candidates(step, "float32", ON)[0].launches()
+    function, *source = kernel.call.source_for(*kernel.arrays)
+    source = pickle.loads(pickle.dumps(source))
+for arch in (80, 80, 90):
+    _compile(arch, function.__module__, function.__name__, *source)
+"""
 )
+
+
+# Triton 3.6 links what launches a kernel against the driver.
+pytestmark = pytest.mark.skipif(
+    triton.__version__.startswith("3.6.") and find_library("cuda") is None, reason="needs the driver's library"
+)
+
+
 def test_all_that_a_call_launches_is_listed(tmp_path: Path) -> None:
     *listed, loaded = printed(PROGRAM, tmp_path)
     assert [line.split(",") for line in listed] == [
@@ -88,3 +123,11 @@ def test_all_that_a_call_launches_is_listed(tmp_path: Path) -> None:
         ["dropped attention", "delta_kernel", "forward_kernel", "keys_kernel", "queries_kernel"],
     ]
     assert loaded == "True False True"
+
+
+def test_a_process_without_a_gpu_compiles_for_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once for each architecture."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3] / "support"))
+    kernels = [line.split() for line in printed(ELSEWHERE, tmp_path)]
+    assert [arch for _, arch in kernels] == ["80", "90"]
+    assert len({name for name, _ in kernels}) == 1

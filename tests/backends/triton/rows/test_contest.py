@@ -14,7 +14,6 @@ pytest.importorskip("triton")
 from fake_memory import FakeMemory
 
 from einops_fast import cli
-from einops_fast.backends.memory import Memory
 from einops_fast.backends.triton.rows import contest as module
 from einops_fast.backends.triton.rows.contest import Call, Contest, Site, Way
 from einops_fast.backends.triton.rows.plan import RowCall
@@ -107,64 +106,11 @@ def test_the_fastest_is_found_once(memory: TimedMemory) -> None:
     assert entry.record == {"choice": "fast", "seconds": 3.0, "candidates": {"rule": 5.0, "fast": 3.0, "broken": None}}
 
 
-def test_what_fails_after_the_first_round_is_out(memory: TimedMemory) -> None:
-    class Greedy(FakeWay):
-        runs = 0
-
-        def queue(self, memory: Memory, device: int, *arrays: Any) -> None:
-            self.runs += 1
-            if self.runs > 2:  # one to warm up, one with a clock
-                raise MemoryError
-            super().queue(memory, device, *arrays)
-
-    assert chosen(contest(memory, RULE, FAST, Greedy("greedy", 2.9))) == "fast"
-    (entry,) = disk_cache.entries()
-    assert entry.record["candidates"]["greedy"] is None
-
-
-def test_the_rule_gives_way_to_clear_winners_only(memory: TimedMemory) -> None:
-    assert chosen(contest(memory, RULE, FakeWay("as fast", 4.97))) == "rule"
-
-
-def test_what_is_on_disk_is_taken(memory: TimedMemory) -> None:
-    chosen(contest(memory, RULE, FAST))
-    for mode in ("auto", "never"):
-        clear_plans()
-        memory.measured.clear()
-        assert chosen(contest(memory, RULE, FAST, mode=mode)) == "fast"
-        assert not memory.measured
-
-
-@pytest.mark.parametrize("other", [{"strides": ["1 4"]}, {"features": {"log": True}}])
-def test_another_kind_of_call_is_another_choice(memory: TimedMemory, other: Any) -> None:
-    chosen(contest(memory, RULE, FAST))
-    assert chosen(contest(memory, RULE, FakeWay("fast", 9.0), **other)) == "rule"
-    assert len(list(disk_cache.entries())) == 2
-
-
-def test_other_dtypes_are_another_choice(memory: TimedMemory) -> None:
-    chosen(contest(memory, RULE, FAST))
-    assert chosen(contest(memory, RULE, FakeWay("fast", 9.0), dtype="float32")) == "rule"
-
-
 def test_small_calls_take_the_rule(memory: TimedMemory) -> None:
     small = np.zeros(8), np.zeros(8)
     assert chosen(contest(memory, RULE, FAST), small) == "rule"
     assert not memory.measured
     assert chosen(contest(memory, RULE, FAST, mode="always"), small) == "fast"
-
-
-def test_always_takes_nothing_from_disk(memory: TimedMemory) -> None:
-    chosen(contest(memory, RULE, FAST))
-    clear_plans()
-    assert chosen(contest(memory, RULE, FakeWay("fast", 9.0), mode="always")) == "rule"
-    assert next(disk_cache.entries()).record["choice"] == "rule"
-
-
-def test_never_measures_nothing(memory: TimedMemory) -> None:
-    assert chosen(contest(memory, RULE, FAST, mode="never")) == "rule"
-    assert not memory.measured
-    assert not list(disk_cache.entries())
 
 
 def test_while_a_graph_is_captured_the_rule_is_taken_for_now(memory: TimedMemory) -> None:
@@ -178,31 +124,11 @@ def test_while_a_graph_is_captured_the_rule_is_taken_for_now(memory: TimedMemory
     assert chosen(made) == "fast"
 
 
-def test_what_is_known_is_taken_while_a_graph_is_captured(memory: TimedMemory) -> None:
-    chosen(contest(memory, RULE, FAST))
-    memory.captured = True
-    assert chosen(contest(memory, RULE, FAST)) == "fast"
-
-
 def test_nothing_in_place_is_run_twice(memory: TimedMemory) -> None:
     made = contest(memory, RULE, FAST, in_place=True)
     assert chosen(made, (LARGE, LARGE.copy())) == "rule"
     assert memory.queued == [("rule", 5.0)]
     assert not memory.measured
-
-
-def test_the_choice_of_another_process_stands(memory: TimedMemory, monkeypatch: pytest.MonkeyPatch) -> None:
-    measure = module.measure
-
-    def meanwhile(ways: Any, *arguments: Any) -> Any:
-        times = measure(ways, *arguments)
-        disk_cache.write(keys[0], {"choice": ways[0].name, "seconds": 1.0})
-        return times
-
-    read, keys = disk_cache.read, []
-    monkeypatch.setattr(disk_cache, "read", lambda key: (keys.append(key), read(key))[1])
-    monkeypatch.setattr(module, "measure", meanwhile)
-    assert chosen(contest(memory, RULE, FAST)) == "rule"
 
 
 def test_no_call_waits_for_a_measurement(memory: TimedMemory) -> None:
@@ -212,13 +138,6 @@ def test_no_call_waits_for_a_measurement(memory: TimedMemory) -> None:
     chosen(contest(memory, RULE, FAST))
     clear_plans()
     assert chosen(contest(memory, RULE, FAST, mode="auto")) == "fast"  # which was measured earlier
-
-
-def test_a_choice_that_is_gone_is_a_miss(memory: TimedMemory) -> None:
-    chosen(contest(memory, RULE, FAST))
-    clear_plans()
-    assert chosen(contest(memory, RULE, FakeWay("new", 1.0))) in ("new", "rule")
-    assert memory.measured.count("new") > 0
 
 
 def test_kinds_of_calls() -> None:

@@ -18,7 +18,6 @@ from ops_problems import DEVICE, assert_near, gradients, kernels, launched, leaf
 
 from einops_fast import ops  # noqa: E402
 from einops_fast.backends.torch.memory import TorchMemory  # noqa: E402
-from einops_fast.backends.triton.launching.occupancy import clusters_at_a_time  # noqa: E402
 from einops_fast.backends.triton.rows import cluster_tilings  # noqa: E402
 from einops_fast.backends.triton.rows import plan as row_plan  # noqa: E402
 from einops_fast.backends.triton.rows.cluster_tilings import Share  # noqa: E402
@@ -48,32 +47,14 @@ def apart(x: Any) -> Any:
 
 
 @pytest.fixture
-def each() -> int:
-    """Thread blocks for each of eight processors; 0: for each row."""
-    return 0
+def share() -> Share:
+    """What a thread block has; of eight processors each has so many, or 0: as many as there are rows for."""
+    return Share(256, 2, 128)
 
 
 @pytest.fixture
-def block() -> int:
-    """Columns that a thread block may have."""
-    return 256
-
-
-@pytest.fixture
-def late() -> bool:
-    """In gradients of norms, what is told about a row is heard later."""
-    return False
-
-
-@pytest.fixture
-def kept() -> bool:
-    """In gradients of norms, the weight stays in registers."""
-    return False
-
-
-@pytest.fixture
-def clusters(each: int, block: int, late: bool, kept: bool) -> Iterator[list[str]]:
-    """Thread blocks with so many columns, clusters for ``each`` row, two or four for gradients; gives what ran."""
+def clusters(share: Share) -> Iterator[list[str]]:
+    """Clusters with such thread blocks, two or four for gradients of norms; gives what ran."""
     ran: list[str] = []
     choose = Contest.choose
 
@@ -81,7 +62,7 @@ def clusters(each: int, block: int, late: bool, kept: bool) -> Iterator[list[str
         found = [way for way in self.ways if way.name.startswith("clusters")]
         return (found[0], True) if found else choose(self, arrays)
 
-    one, several = (Share(block, 2, 128, each),), (Share(block, 2, 128, 1, late, kept),)
+    one, several = (share._replace(late=False, kept=False),), (share._replace(each=1),)
     with ExitStack() as stack:
         if DEVICE == "cpu":
             stack.enter_context(rows_on_cpu())
@@ -99,10 +80,16 @@ def clusters(each: int, block: int, late: bool, kept: bool) -> Iterator[list[str
     clear_plans()
 
 
-@pytest.mark.parametrize(("dtype", "each"), [*zip(DTYPES, [0, 1, 1], strict=False)])
-@pytest.mark.parametrize(("columns", "block"), COLUMNS)
+@pytest.mark.parametrize(
+    ("columns", "dtype", "share"),
+    [
+        (columns, dtype, Share(block, 2, 128, each))
+        for columns, block in COLUMNS
+        for dtype, each in zip(DTYPES, [0, 1, 1], strict=False)
+    ],
+)
 @pytest.mark.parametrize("name", ["softmax", "log_softmax"])
-def test_softmax(name: str, columns: int, dtype: str, each: int, clusters: list[str]) -> None:
+def test_softmax(name: str, columns: int, dtype: str, clusters: list[str]) -> None:
     """A softmax or its logarithm, and the gradient."""
     native = partial(getattr(torch, name), dim=-1)
     x = leaf(apart(randn(2, 4, columns, dtype=dtype) * 3))
@@ -153,16 +140,17 @@ def test_gradient_where_something_was_hidden(clusters: list[str]) -> None:
     assert clusters == ["softmax_kernel", "softmax_gradient_cluster_kernel"]
 
 
-GRADIENTS = [("float16", False, True), ("float16", True, True), ("float32", True, False), ("bfloat16", True, True)]
-
-
-@pytest.mark.parametrize(("dtype", "late", "kept"), [each for each in GRADIENTS if each[0] in DTYPES])
-@pytest.mark.parametrize(("columns", "block"), COLUMNS[1:])
+@pytest.mark.parametrize(
+    ("columns", "dtype", "share"),
+    [
+        (columns, dtype, Share(block, 2, 128, 0, late, kept))
+        for columns, block in COLUMNS[1:]
+        for dtype, late, kept in (("float16", False, True), ("float16", True, True), ("float32", True, False))
+    ],
+)
 @pytest.mark.parametrize("parameters", ["", "weight", "weight bias"])
 @pytest.mark.parametrize("rms", [False, True])
-def test_norm(
-    rms: bool, parameters: str, columns: int, dtype: str, late: bool, kept: bool, clusters: list[str]
-) -> None:
+def test_norm(rms: bool, parameters: str, columns: int, dtype: str, clusters: list[str]) -> None:
     tensors = [leaf(apart(randn(2, 4, columns, dtype=dtype) + 3))]
     for at, _ in enumerate(parameters.split()):
         tensors.append(leaf(randn(columns, 2, dtype=dtype, seed=at)[:, 1]))
@@ -183,20 +171,9 @@ def _ours(rms: bool, x: Any, weight: Any = None, bias: Any = None) -> Any:
     return (ops.rms_norm if rms else ops.layer_norm)(x, weight=weight, bias=bias, eps=1e-5)
 
 
-@pytest.mark.parametrize("each", [0, 1])
-@pytest.mark.parametrize("columns", [1024, 656])
-def test_statistics_far_from_0(columns: int, each: int, clusters: list[str]) -> None:
-    x, residual = (randn(5, columns, dtype="float32", seed=at) + 500 for at in range(2))
-    with kernels():
-        found, summed = ops.dropout_add_layer_norm(x, residual, eps=1e-5, p=0.0)
-    assert clusters == ["norm_cluster_kernel"]
-    assert torch.equal(summed, x + residual)
-    assert_near(found, native_norm(False, summed.double()), native_norm(False, summed))
-
-
-@pytest.mark.parametrize("each", [0, 1])
+@pytest.mark.parametrize("share", [Share(256, 2, 128, each) for each in (0, 1)])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_norm_far_from_0(dtype: str, each: int, clusters: list[str]) -> None:
+def test_norm_far_from_0(dtype: str, clusters: list[str]) -> None:
     """The mean is so large that numbers of 16 bits have few digits left."""
     x, weight = leaf(randn(5, 656, dtype=dtype) * 4 + 300), leaf(randn(656, dtype=dtype, seed=1))
     back = randn(5, 656, dtype=dtype, seed=7)
@@ -219,9 +196,9 @@ def test_norm_of_special_values(clusters: list[str]) -> None:
         torch.testing.assert_close(ops.rms_norm(x, eps=1e-5), native_norm(True, x), equal_nan=True)
 
 
-@pytest.mark.parametrize("each", [0, 1])
+@pytest.mark.parametrize("share", [Share(256, 2, 128, each) for each in (0, 1)])
 @pytest.mark.parametrize("columns", [1024, 656, 654])
-def test_dropout_and_sum_as_by_the_other_kernels(columns: int, each: int, clusters: list[str]) -> None:
+def test_dropout_and_sum_as_by_the_other_kernels(columns: int, clusters: list[str]) -> None:
     """The same elements are dropped; 654 columns aren't for clusters."""
     tensors = [leaf(randn(9, columns, dtype="float32", seed=at)) for at in range(2)]
     tensors += [leaf(randn(columns, dtype="float32", seed=at)) for at in (2, 3)]
@@ -297,10 +274,6 @@ def test_no_more_clusters_than_run_at_a_time(known: int | None, launched: list[i
         for _ in range(2):
             way.prepare([None])
         assert tried == (launched if several else [50])
-
-
-def test_what_runs_at_a_time_is_unknown_without_a_kernel() -> None:
-    assert clusters_at_a_time(0, 2, 128, 0) is None
 
 
 @pytest.mark.parametrize(
