@@ -30,7 +30,12 @@ _PLACE = re.compile(r'File "([^"]+)", line (\d+)')
 
 
 def rewritten(module: GraphModule) -> int:
-    """Rewrite what is found in a graph, in place; return how many matches there were."""
+    """Rewrite what is found in a graph, and in those within it, in place; return how many matches there were."""
+    # What is checkpointed has a graph of its own.
+    return sum([_rewritten(each) for each in module.modules() if isinstance(each, GraphModule)])
+
+
+def _rewritten(module: GraphModule) -> int:
     graph = module.graph
     _name_what_is_written(graph)
     count = 0

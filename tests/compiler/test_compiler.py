@@ -234,3 +234,36 @@ def test_importing_the_package_imports_no_torch() -> None:
     script = "import sys, einops_fast; einops_fast.compile, einops_fast.fusions; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_a_checkpointed_layer_is_fused_within() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    def layer(q: Any, k: Any, v: Any) -> Any:
+        return checkpoint(attend, q, k, v, use_reentrant=False) * 2
+
+    given = operands()
+    with fusions() as log:
+        found = einops_fast.compile(layer, then="aot_eager")(*given)
+    assert len(log.fused) == 1
+    expected = layer(*given)
+    torch.testing.assert_close(found, expected)
+    own = torch.autograd.grad(found.sum(), given)
+    torch.testing.assert_close(own, torch.autograd.grad(expected.sum(), given), rtol=1e-4, atol=1e-5)
+
+
+def test_contractions_of_ours_are_read_as_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    from einops_fast import fast_einsum
+    from einops_fast.runtime import traced
+
+    monkeypatch.setattr(traced, "_WITH_OPERATOR", ("cpu", "cuda"))
+
+    def ours(q: Any, k: Any, v: Any) -> Any:
+        scores = fast_einsum("b head i d, b head j d -> b head i j", q, k)
+        return fast_einsum("b head i j, b head j e -> b i head e", scores.softmax(-1), v)
+
+    given = operands()
+    with fusions() as log:
+        found = einops_fast.compile(ours, then="eager")(*given)
+    assert len(log.fused) == 1, str(log)
+    torch.testing.assert_close(found, ours(*given))
