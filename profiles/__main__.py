@@ -19,9 +19,7 @@ from einops_fast.profiles.studies import STUDIES
 __all__ = ["main"]
 
 EVERY_STUDY = "all"
-
 PEERS = tuple(dict.fromkeys(name for study in STUDIES.values() for name in study.peers))
-
 FAMILIES = tuple(dict.fromkeys(name for study in STUDIES.values() for name in study.families))
 
 

@@ -18,27 +18,19 @@ __all__ = [
     "parts", "select",
 ]  # fmt: skip
 
+# How to compute a problem: the native einsum, the same with ``optimize=True``, by hand, torch's einsum, ours, and the
+# native call with our patch in place.
 MODES = ("einsum", "einsum_optimize", "no_einsum", "th_einsum", "fast_einsum", "patched")
-"""How to compute a problem: the native einsum, the same with ``optimize=True``, by hand, torch's einsum,
-ours, and the native call with our patch in place."""
 
+# Bytes of an element, by the dtypes that cases are measured in.
 ITEM_SIZES = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}
-"""Bytes of an element, by the dtypes that cases are measured in."""
+GPU_ELEMENTS = 24e6  # Elements of the largest tensor of a TCCG case on a GPU
+CPU_ELEMENTS = 1e6  # The same on a CPU, where two cores have to finish a whole table in minutes
+CPU_LARGEST = 4 << 20  # The largest tensor of any other case on a CPU, in elements
+CPU_FLOPS = 4e9  # The most work of one call on a CPU
 
-GPU_ELEMENTS = 24e6
-"""Elements of the largest tensor of a TCCG case on a GPU."""
-
-CPU_ELEMENTS = 1e6
-"""The same on a CPU, where two cores have to finish a whole table in minutes."""
-
-CPU_LARGEST = 4 << 20
-"""The largest tensor of any other case on a CPU, in elements."""
-
-CPU_FLOPS = 4e9
-"""The most work of one call on a CPU."""
-
+# Names of the cases that models are trained through: their gradients are measured too.
 BACKWARD = ("mx0", "mx1", "mx2", "qk-bind", "pv-bind", "proj-out", "linattn-bind")
-"""Names of the cases that models are trained through: their gradients are measured too."""
 
 Shape = tuple[int, ...]
 
@@ -77,29 +69,19 @@ class AnyCase(ABC):
 
 @dataclass(frozen=True)
 class Case(AnyCase):
-    """An equation in letters with the shapes of its operands.
+    """An equation in letters with the shapes of its operands."""
 
-    Attributes:
-        name: what tables call it, and ``--only-run`` selects.
-        equation: explicit (with ``->``), one letter per axis.
-        shapes: one shape per operand.
-        problem: its number in apache/mxnet#18043, if it is one of the three.
-        uniform: every axis has the same extent, chosen to meet a budget of elements (the TCCG suite).
-        memory: for each operand its letters in the order of memory, outermost first; empty where all are
-            contiguous. A letter left out is an axis that was expanded (stride 0); ``_`` stands for an axis of two
-            of the array that the operand is a slice of.
-        spelled: the equation as it is called, if that isn't in letters alone.
-        fixed: it is measured at these shapes on any device.
-    """
-
-    name: str
-    equation: str
-    shapes: tuple[Shape, ...]
-    problem: int | None = None
-    uniform: bool = False
+    name: str  # what tables call it, and `--only-run` selects
+    equation: str  # explicit (with `->`), one letter per axis
+    shapes: tuple[Shape, ...]  # one shape per operand
+    problem: int | None = None  # its number in apache/mxnet#18043, if it is one of the three
+    uniform: bool = False  # every axis has the same extent, chosen to meet a budget of elements (the TCCG suite)
+    # for each operand its letters in the order of memory, outermost first; empty where all are contiguous. A letter
+    # left out is an axis that was expanded (stride 0); `_` stands for an axis of two of the array that the operand is a
+    # slice of.
     memory: tuple[str, ...] = ()
-    spelled: str = ""
-    fixed: bool = False
+    spelled: str = ""  # the equation as it is called, if that isn't in letters alone
+    fixed: bool = False  # it is measured at these shapes on any device
 
     @property
     def called(self) -> str:

@@ -36,30 +36,20 @@ if TYPE_CHECKING:
 __all__ = ["Outcome", "Run", "run_studies", "run_study"]
 
 _INTERRUPTED = "Interrupted: what is missing was not measured."
-
-INTERRUPTED = 130
-"""The exit status of a run that Ctrl-C ended, as a shell has it."""
+INTERRUPTED = 130  # The exit status of a run that Ctrl-C ended, as a shell has it
 
 
 @dataclass(frozen=True)
 class Run:
-    """What is wanted of a run of one or several studies.
+    """What is wanted of a run of one or several studies."""
 
-    Attributes:
-        options: what to measure.
-        folder: where the files go.
-        frameworks: those to measure; default: all that a study is about and that are installed.
-        earlier: results of earlier runs to compare with.
-        resumed: results of earlier runs whose cases aren't measured again, but kept beside the others.
-        verbose: show whole tracebacks of what failed or was left out.
-    """
-
-    options: Options
-    folder: Path
-    frameworks: Sequence[str] = ()
-    earlier: Sequence[Path] = ()
+    options: Options  # what to measure
+    folder: Path  # where the files go
+    frameworks: Sequence[str] = ()  # those to measure; default: all that a study is about and that are installed
+    earlier: Sequence[Path] = ()  # results of earlier runs to compare with
+    # results of earlier runs whose cases aren't measured again, but kept beside the others.
     resumed: Sequence[Path] = ()
-    verbose: bool = False
+    verbose: bool = False  # show whole tracebacks of what failed or was left out
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.util import find_spec
@@ -19,85 +18,77 @@ if TYPE_CHECKING:
 
 __all__ = ["CACHE_FLUSH_BYTES", "FRAMEWORKS", "Framework", "Unavailable", "default_device", "installed", "load"]
 
-CACHE_FLUSH_BYTES = 256 << 20
-"""More than the last cache of any GPU so far."""
+CACHE_FLUSH_BYTES = 256 << 20  # More than the last cache of any GPU so far
 
 Call = Callable[..., Any]
+Shape = tuple[int, ...]
 
 
 class Unavailable(Exception):
     """A framework, a device, a dtype or a library that this machine doesn't have, or isn't made for a case."""
 
 
-class Framework(ABC):
-    """A framework on one device.
+class Framework:
+    """A framework on one device; by itself NumPy, which the others are like."""
 
-    Attributes:
-        name: what to import, and what tables call it.
-        product: name of its batched matrix product, the floor of any einsum's overhead.
-        default_stream: whether work on a GPU is on CUDA's default stream, where anyone's events see it.
-        differentiable: it has gradients.
-        namespace: the module that has its einsum.
-        bfloat16: arrays can have this dtype.
-    """
-
-    name: ClassVar[str]
-    product: ClassVar[str]
-    default_stream: ClassVar[bool] = False
-    differentiable: ClassVar[bool] = False
-    bfloat16: ClassVar[bool] = False
-    namespace: Any
+    name: ClassVar[str] = "numpy"  # what to import, and what tables call it
+    product: ClassVar[str] = "np.matmul"  # name of its batched matrix product, the floor of any einsum's overhead
+    default_stream: ClassVar[bool] = False  # work on a GPU is on CUDA's default stream, where anyone's events see it
+    differentiable: ClassVar[bool] = False  # it has gradients
+    devices: ClassVar[tuple[str, ...]] = ("cpu",)
 
     def __init__(self, device: str, threads: int) -> None:
+        if device not in self.devices:
+            raise Unavailable(f"{self.name} runs on {' and '.join(self.devices)} only")
         self.device = device
         self.threads = threads
+        self.np: Any = self.load()
+
+    def load(self) -> Any:
+        """Import it; returns the module that has its einsum."""
+        return import_module(self.name)
 
     def array(self, values: Values, dtype: str) -> Any:
         """An array on the device, with these values rounded to ``dtype``."""
-        if dtype == "bfloat16" and not self.bfloat16:
+        if dtype == "bfloat16":
             raise Unavailable(f"{self.name} has no bfloat16 that could be made from NumPy")
-        return self._array(values, dtype)
+        return self.np.asarray(values.astype(dtype))
 
-    @abstractmethod
-    def _array(self, values: Values, dtype: str) -> Any: ...
-
-    def normal(self, shapes: Sequence[tuple[int, ...]], dtype: str, seed: int) -> list[Any]:
+    def normal(self, shapes: Sequence[Shape], dtype: str, seed: int) -> list[Any]:
         """Standard normal arrays, made wherever that is fastest: elsewhere the same seed gives other values."""
         # Imports NumPy, which reads the number of threads then.
         from einops_fast.profiles.timing.accuracy import random_values
 
         return [self.array(values, dtype) for values in random_values(shapes, seed)]
 
-    def view(self, array: Any, axes: tuple[int, ...], shape: tuple[int, ...]) -> Any:
+    def view(self, array: Any, axes: Shape, shape: Shape) -> Any:
         """The array with its axes in another order and then, where they have one element, expanded to ``shape``."""
-        raise Unavailable(f"{self.name} arrays have no strides")
+        return self.np.broadcast_to(array.transpose(axes), shape)
 
-    @abstractmethod
     def to_float64(self, array: Any) -> Values:
         """The values of an array, exactly."""
+        result: Values = self.np.asarray(array, "float64")
+        return result
 
     def einsum(self, equation: str, *operands: Any, **options: Any) -> Any:
         """The framework's own einsum, looked up at each call: a patch takes effect."""
-        return self.namespace.einsum(equation, *operands, **options)
+        return self.np.einsum(equation, *operands, **options)
 
-    @abstractmethod
     def matmul(self, left: Any, right: Any) -> Any:
         """The product of two batches of matrices, by the shortest way."""
+        return self.np.matmul(left, right)
 
-    @abstractmethod
     def copy(self, target: Any, source: Any) -> None:
         """Overwrite ``target`` with ``source``."""
+        self.np.copyto(target, source)
 
-    @abstractmethod
     def synchronize(self) -> None:
         """Wait for all work in flight."""
 
     def clock(self, *, flushes: int = 1) -> Clock:
-        """The best clock of the device.
+        """The best clock of the device, which empties a GPU's cache so often before each call.
 
-        Args:
-            flushes: how often a GPU's cache is emptied before each call. Once is enough for that; while it lasts, the
-                host queues the call, so that with more the launches of many kernels don't count.
+        Once is enough for that. While it lasts, the host queues the call: with more, many launches don't count.
         """
         return HostClock(self.synchronize)
 
@@ -109,12 +100,10 @@ class Framework(ABC):
         """The device, as its maker calls it."""
         return cpu_name()
 
-    # By default there is nothing to do for these
-
-    def spoil(self, shapes: Sequence[tuple[int, ...]], dtype: str) -> None:  # noqa: B027
+    def spoil(self, shapes: Sequence[Shape], dtype: str) -> None:
         """Fill memory that new arrays of these shapes are likely to get, so that no right result is left there."""
 
-    def forget(self) -> None:  # noqa: B027
+    def forget(self) -> None:
         """Give memory back that is kept for new arrays, which the next case may need in larger pieces."""
 
     def track(self, array: Any) -> None:
@@ -129,52 +118,19 @@ class Framework(ABC):
         raise Unavailable(f"{self.name} has no autograd")
 
 
-class NumPy(Framework):
-    """NumPy, and whatever has its functions."""
-
-    name = "numpy"
-    product = "np.matmul"
-
-    def __init__(self, device: str, threads: int) -> None:
-        if device != "cpu":
-            raise Unavailable("NumPy runs on the CPU only")
-        super().__init__(device, threads)
-        self.namespace = self.np = import_module(self.name)
-
-    def _array(self, values: Values, dtype: str) -> Any:
-        return self.np.asarray(values.astype(dtype))
-
-    def view(self, array: Any, axes: tuple[int, ...], shape: tuple[int, ...]) -> Any:
-        return self.np.broadcast_to(array.transpose(axes), shape)
-
-    def to_float64(self, array: Any) -> Values:
-        result: Values = self.np.asarray(array, "float64")
-        return result
-
-    def matmul(self, left: Any, right: Any) -> Any:
-        return self.np.matmul(left, right)
-
-    def copy(self, target: Any, source: Any) -> None:
-        self.np.copyto(target, source)
-
-    def synchronize(self) -> None:
-        pass
-
-
-class CuPy(NumPy):
+class CuPy(Framework):
     """CuPy, on a GPU."""
 
     name = "cupy"
     product = "cupy.matmul"
     default_stream = True
+    devices = ("gpu",)
 
-    def __init__(self, device: str, threads: int) -> None:
-        if device != "gpu":
-            raise Unavailable("CuPy runs on a GPU only")
-        super().__init__("cpu", threads)
-        self.device = device
-        if not self.np.cuda.is_available():
+    def load(self) -> Any:
+        cupy: Any = import_module("cupy")
+        if not cupy.cuda.is_available():
             raise Unavailable("CuPy finds no GPU")
+        return cupy
 
     def to_float64(self, array: Any) -> Values:
         result: Values = self.np.asnumpy(array).astype("float64")
@@ -185,11 +141,9 @@ class CuPy(NumPy):
 
     def clock(self, *, flushes: int = 1) -> Clock:
         cache = self.np.empty(CACHE_FLUSH_BYTES if flushes else 0, "int8")
+        cuda = self.np.cuda
         return EventClock(
-            new_event=self.np.cuda.Event,
-            milliseconds=self.np.cuda.get_elapsed_time,
-            flush=lambda: [cache.fill(0) for _ in range(flushes)],
-            synchronize=self.synchronize,
+            cuda.Event, cuda.get_elapsed_time, lambda: [cache.fill(0) for _ in range(flushes)], self.synchronize
         )
 
     def device_name(self) -> str:
@@ -203,23 +157,23 @@ class Torch(Framework):
     product = "torch.bmm"
     default_stream = True
     differentiable = True
-    bfloat16 = True
+    devices = ("cpu", "gpu")
 
-    def __init__(self, device: str, threads: int) -> None:
-        super().__init__(device, threads)
-        self.namespace = self.torch = import_module("torch")
-        self.torch.set_num_threads(threads)
-        if device == "gpu" and not self.torch.cuda.is_available():
+    def load(self) -> Any:
+        self.torch: Any = import_module("torch")
+        self.torch.set_num_threads(self.threads)
+        if self.device == "gpu" and not self.torch.cuda.is_available():
             raise Unavailable("torch finds no GPU")
+        return self.torch
 
     @property
     def _device(self) -> str:
         return "cuda" if self.device == "gpu" else "cpu"
 
-    def _array(self, values: Values, dtype: str) -> Any:
+    def array(self, values: Values, dtype: str) -> Any:
         return self.torch.from_numpy(values).to(self._device, getattr(self.torch, dtype), copy=True)
 
-    def normal(self, shapes: Sequence[tuple[int, ...]], dtype: str, seed: int) -> list[Any]:
+    def normal(self, shapes: Sequence[Shape], dtype: str, seed: int) -> list[Any]:
         if self.device == "cpu":
             return super().normal(shapes, dtype, seed)
         torch = self.torch
@@ -228,7 +182,7 @@ class Torch(Framework):
         options = {"dtype": wide, "device": self._device, "generator": generator}
         return [torch.randn(shape, **options).to(getattr(torch, dtype)) for shape in shapes]
 
-    def view(self, array: Any, axes: tuple[int, ...], shape: tuple[int, ...]) -> Any:
+    def view(self, array: Any, axes: Shape, shape: Shape) -> Any:
         return array.permute(axes).expand(shape)
 
     def to_float64(self, array: Any) -> Values:
@@ -245,7 +199,7 @@ class Torch(Framework):
         if self.device == "gpu":
             self.torch.cuda.synchronize()
 
-    def spoil(self, shapes: Sequence[tuple[int, ...]], dtype: str) -> None:
+    def spoil(self, shapes: Sequence[Shape], dtype: str) -> None:
         options = {"dtype": getattr(self.torch, dtype), "device": self._device}
         # All at once, as gradients are: one after the other they would get the same memory.
         [self.torch.full(shape, float("nan"), **options) for shape in shapes]
@@ -256,10 +210,10 @@ class Torch(Framework):
         cuda = self.torch.cuda
         cache = self.torch.empty(CACHE_FLUSH_BYTES if flushes else 0, dtype=self.torch.int8, device="cuda")
         return EventClock(
-            new_event=lambda: cuda.Event(enable_timing=True),
-            milliseconds=lambda start, end: start.elapsed_time(end),
-            flush=lambda: [cache.zero_() for _ in range(flushes)],
-            synchronize=cuda.synchronize,
+            lambda: cuda.Event(enable_timing=True),
+            lambda start, end: start.elapsed_time(end),
+            lambda: [cache.zero_() for _ in range(flushes)],
+            cuda.synchronize,
         )
 
     def versions(self) -> dict[str, str]:
@@ -290,20 +244,25 @@ class MXNet(Framework):
     name = "mxnet"
     product = "npx.batch_dot"
     differentiable = True
+    devices = ("cpu", "gpu")
 
-    def __init__(self, device: str, threads: int) -> None:
-        super().__init__(device, threads)
+    def load(self) -> Any:
         from einops_fast.backends.mxnet.importing import import_mxnet
 
         self.mx = import_mxnet()
-        self.namespace = self.mx.np
         self.mx.npx.set_np()
-        if device == "gpu" and not self.mx.device.num_gpus():
+        if self.device == "gpu" and not self.mx.device.num_gpus():
             raise Unavailable("MXNet finds no GPU")
+        return self.mx.np
 
-    def _array(self, values: Values, dtype: str) -> Any:
+    def array(self, values: Values, dtype: str) -> Any:
         device = self.mx.gpu() if self.device == "gpu" else self.mx.cpu()
-        return self.mx.np.array(values, dtype=dtype, device=device)
+        if dtype == "bfloat16":
+            raise Unavailable("MXNet arrays of bfloat16 can't be made from NumPy")
+        return self.np.array(values, dtype=dtype, device=device)
+
+    def view(self, array: Any, axes: Shape, shape: Shape) -> Any:
+        raise Unavailable("mxnet arrays have no strides")
 
     def to_float64(self, array: Any) -> Values:
         result: Values = array.asnumpy().astype("float64")
@@ -331,7 +290,7 @@ class MXNet(Framework):
         return result, tuple(leaf.grad for leaf in leaves)
 
 
-FRAMEWORKS: dict[str, type[Framework]] = {kind.name: kind for kind in (NumPy, Torch, MXNet, CuPy)}
+FRAMEWORKS: dict[str, type[Framework]] = {kind.name: kind for kind in (Framework, Torch, MXNet, CuPy)}
 
 
 def installed(name: str) -> bool:

@@ -23,7 +23,6 @@ import einops_fast
 __all__ = ["WORKER", "run_ahead", "surroundings"]
 
 WORKER = "einops_fast.profiles.worker"
-
 MOST_PROCESSES = 14
 
 

@@ -54,69 +54,43 @@ __all__ = ["Study", "Task"]
 
 @dataclass(frozen=True)
 class Task:
-    """One case in one dtype and direction.
+    """One case in one dtype and direction."""
 
-    Attributes:
-        framework: whose arrays.
-        names: of the ways that are measured, as far as they are made for the case.
-        compiler: of torch, for all cases of the process.
-        shared: what :meth:`Study.shared` made for both directions.
-    """
-
-    framework: Any
+    framework: Any  # whose arrays
     case: Any
     dtype: str
     backward: bool
-    names: tuple[str, ...] = ()
-    compiler: Any = None
-    shared: Any = None
+    names: tuple[str, ...] = ()  # of the ways that are measured, as far as they are made for the case
+    compiler: Any = None  # of torch, for all cases of the process
+    shared: Any = None  # what `Study.shared` made for both directions
 
 
 class Study(ABC):
-    """What is measured in each framework, and the tables that it makes.
+    """What is measured in each framework, and the tables that it makes."""
 
-    Attributes:
-        about: what it measures, in a few words.
-        frameworks: measured unless others are asked for, where they are installed.
-        families: the cases by family; ``--cases`` chooses one, and ``--only-run`` selects from it.
-        own_cases: whether ``--cases`` may also be a file of einsums.
-        makers: what makes each way of a task, or raises :class:`Unavailable` for what it isn't made for.
-        needs: what raises :class:`Unavailable` where a way can't run on a framework at all.
-        ours: the name of our implementation in its rows.
-        native: the name of the way that ratios are to.
-        peers: what ours can be measured against, for ``--peers``.
-        unrivalled: peers that compute something else, and aren't compared with ours.
-        guests: ways whose failure isn't held against the run.
-        on_cpu: ways that are measured on a CPU if nobody asks for others; all if empty.
-        needs_torch: it is about torch's tensors alone.
-        dtypes: measured by default, by framework and device or by device.
-        efforts: how long to measure, by device.
-        hides_launches: on a GPU, the host queues a whole call before its time begins.
-        profiled: the kernels of each call are looked at too.
-        compiled: ways that are compiled before anything is timed, within ``ahead_seconds``.
-        compile_seconds: the longest that torch.compile may take for all cases of a process.
-    """
-
-    about: ClassVar[str]
-    frameworks: tuple[str, ...] = ("torch",)
+    about: ClassVar[str]  # what it measures, in a few words
+    frameworks: tuple[str, ...] = ("torch",)  # measured unless others are asked for, where they are installed
+    # the cases by family; `--cases` chooses one, and `--only-run` selects from it.
     families: Mapping[str, Sequence[AnyCase]]
-    own_cases: bool = False
+    own_cases: bool = False  # whether `--cases` may also be a file of einsums
+    # what makes each way of a task, or raises `Unavailable` for what it isn't made for.
     makers: Mapping[str, Callable[[Task], Way]]
+    # what raises `Unavailable` where a way can't run on a framework at all.
     needs: Mapping[str, Callable[[Framework], object]] = {}
-    ours: ClassVar[str] = "ours"
-    native: ClassVar[str] = "native"
-    peers: tuple[str, ...] = ()
-    unrivalled: tuple[str, ...] = ()
-    guests: tuple[str, ...] = ()
-    on_cpu: tuple[str, ...] = ()
-    needs_torch: bool = True
-    dtypes: Mapping[str, tuple[str, ...]]
-    efforts: Mapping[str, Effort] = {"cpu": FULL, "gpu": BRIEF}
-    hides_launches: bool = False
-    profiled: bool = False
-    compiled: tuple[str, ...] = ()
+    ours: ClassVar[str] = "ours"  # the name of our implementation in its rows
+    native: ClassVar[str] = "native"  # the name of the way that ratios are to
+    peers: tuple[str, ...] = ()  # what ours can be measured against, for `--peers`
+    unrivalled: tuple[str, ...] = ()  # peers that compute something else, and aren't compared with ours
+    guests: tuple[str, ...] = ()  # ways whose failure isn't held against the run
+    on_cpu: tuple[str, ...] = ()  # ways that are measured on a CPU if nobody asks for others; all if empty
+    needs_torch: bool = True  # it is about torch's tensors alone
+    dtypes: Mapping[str, tuple[str, ...]]  # measured by default, by framework and device or by device
+    efforts: Mapping[str, Effort] = {"cpu": FULL, "gpu": BRIEF}  # how long to measure, by device
+    hides_launches: bool = False  # on a GPU, the host queues a whole call before its time begins
+    profiled: bool = False  # the kernels of each call are looked at too
+    compiled: tuple[str, ...] = ()  # ways that are compiled before anything is timed, within `ahead_seconds`
     ahead_seconds: float = 120.0
-    compile_seconds: float = 300.0
+    compile_seconds: float = 300.0  # the longest that torch.compile may take for all cases of a process
 
     @property
     def name(self) -> str:

@@ -23,28 +23,18 @@ __all__ = [
 Around = Callable[[], AbstractContextManager[Any]]
 Call = Callable[[], Any]
 
-SLICED = "_"
-"""Stands for an axis of two in a layout: the operand is the second of both, so it starts inside its array."""
-
-COMPILE_SECONDS = 40.0
-"""The longest that the compilation of one case may take."""
+SLICED = "_"  # Stands for an axis of two in a layout: the operand is the second of both, so it starts inside its array
+COMPILE_SECONDS = 40.0  # The longest that the compilation of one case may take
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a case is computed of.
+    """What a case is computed of."""
 
-    Attributes:
-        operands: arrays that may have gradients.
-        cotangents: of the results, where gradients are wanted; none for a loss.
-        constants: arguments without gradients, which follow the operands.
-        backward: whether gradients are wanted.
-    """
-
-    operands: tuple[Any, ...]
-    cotangents: tuple[Any, ...] = ()
-    constants: tuple[Any, ...] = ()
-    backward: bool = False
+    operands: tuple[Any, ...]  # arrays that may have gradients
+    cotangents: tuple[Any, ...] = ()  # of the results, where gradients are wanted; none for a loss
+    constants: tuple[Any, ...] = ()  # arguments without gradients, which follow the operands
+    backward: bool = False  # whether gradients are wanted
 
 
 @dataclass(frozen=True)
@@ -61,24 +51,16 @@ def _same(array: Any) -> Any:
 
 @dataclass(frozen=True)
 class Way:
-    """One way to compute a case.
+    """One way to compute a case."""
 
-    Attributes:
-        name: what tables call it.
-        call: takes the operands and returns the result.
-        framework: whose arrays the operands are.
-        around: a context that it needs, entered outside the time measured.
-        prepare: makes ``call`` and the operands a call without arguments, outside the time measured: the place to
-            compile, or to wrap the operands as other arrays.
-        finish: brings the result to an array of ``framework``, outside the time measured.
-    """
-
-    name: str
-    call: Callable[..., Any]
-    framework: Framework
-    around: Around = nullcontext
+    name: str  # what tables call it
+    call: Callable[..., Any]  # takes the operands and returns the result
+    framework: Framework  # whose arrays the operands are
+    around: Around = nullcontext  # a context that it needs, entered outside the time measured
+    # makes `call` and the operands a call without arguments, outside the time measured: the place to compile, or to
+    # wrap the operands as other arrays.
     prepare: Callable[..., Call] = partial
-    finish: Callable[[Any], Any] = _same
+    finish: Callable[[Any], Any] = _same  # brings the result to an array of `framework`, outside the time measured
 
     def bind(self, given: Inputs) -> Bound:
         """The way on these inputs."""

@@ -27,8 +27,8 @@ from einops_fast.profiles.timing.processors import available_threads, thread_env
 
 __all__ = ["call_ahead", "run_worker"]
 
+# Statuses of a process that was asked to end; the last is its own after Ctrl-C.
 STOPPED = (-signal.SIGTERM, -signal.SIGINT, 130)
-"""Statuses of a process that was asked to end; the last is its own after Ctrl-C."""
 
 
 def run_worker(study: str, framework: str, options: Options) -> Iterator[Record]:

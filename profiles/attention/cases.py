@@ -9,61 +9,39 @@ from einops_fast.profiles.cases import AnyCase
 
 __all__ = ["FAMILIES", "AttentionCase", "visible_pairs"]
 
-BACKWARD = 3.5
-"""FLOPs of forward and backward over those of forward: seven products in place of two."""
+BACKWARD = 3.5  # FLOPs of forward and backward over those of forward: seven products in place of two
+CPU_FLOPS = 1e7  # The most work of a forward call on a CPU
 
-CPU_FLOPS = 1e7
-"""The most work of a forward call on a CPU."""
-
+# The public ones on a CPU.
 CPU_CASES = (
     "row-2x16x8192x64", "row-2x16x8192x64-causal", "layout-bshd", "feature-window", "feature-softcap", "feature-bias",
     "feature-mask", "feature-values-odd", "heads-32-8-causal", "varlen", "decode-8x16k",
 )  # fmt: skip
-"""The public ones on a CPU."""
 
+# Elements of a case: of a larger one, the processes that compile would not fit in memory together.
 LARGEST_AHEAD = 1 << 30
-"""Elements of a case: of a larger one, the processes that compile would not fit in memory together."""
 
 
 @dataclass(frozen=True)
 class AttentionCase(AnyCase):
-    """One attention, in self-attention's usual sizes; no framework and no array.
+    """One attention, in self-attention's usual sizes; no framework and no array."""
 
-    Attributes:
-        name: its family and what is special about it.
-        batch: elements of the batch; with ``lengths`` there is no such axis.
-        heads: of q; a multiple of ``kv_heads``.
-        kv_heads: of k and v.
-        q_len: queries; of packed sequences, all together.
-        kv_len: keys.
-        head_dim: features of q and k.
-        v_head_dim: features of v and the result.
-        layout: axes of q, k, v and the result in the order of memory, as ``attention`` takes it.
-        causal: hide keys after the query.
-        window: keys that are seen before and after the query's own; ``None`` for all.
-        softcap: of the scores; 0 for not.
-        bias: a bias per head, query and key, whose gradient is wanted too.
-        mask: a boolean mask per element of the batch, query and key.
-        lengths: of sequences that are packed along the positions.
-        trained: gradients are measured too.
-    """
-
-    name: str
-    batch: int
-    heads: int
-    kv_heads: int
-    q_len: int
-    kv_len: int
-    head_dim: int
-    v_head_dim: int
-    layout: str = "bhsd"
-    causal: bool = False
-    window: tuple[int, int] | None = None
-    softcap: float = 0.0
-    bias: bool = False
-    mask: bool = False
-    lengths: tuple[int, ...] = ()
-    trained: bool = True
+    name: str  # its family and what is special about it
+    batch: int  # elements of the batch; with `lengths` there is no such axis
+    heads: int  # of q; a multiple of `kv_heads`
+    kv_heads: int  # of k and v
+    q_len: int  # queries; of packed sequences, all together
+    kv_len: int  # keys
+    head_dim: int  # features of q and k
+    v_head_dim: int  # features of v and the result
+    layout: str = "bhsd"  # axes of q, k, v and the result in the order of memory, as `attention` takes it
+    causal: bool = False  # hide keys after the query
+    window: tuple[int, int] | None = None  # keys that are seen before and after the query's own; `None` for all
+    softcap: float = 0.0  # of the scores; 0 for not
+    bias: bool = False  # a bias per head, query and key, whose gradient is wanted too
+    mask: bool = False  # a boolean mask per element of the batch, query and key
+    lengths: tuple[int, ...] = ()  # of sequences that are packed along the positions
+    trained: bool = True  # gradients are measured too
 
     @property
     def called(self) -> str:
@@ -204,6 +182,7 @@ def _rows() -> tuple[AttentionCase, ...]:
 
 _LENGTHS = (2048, 113, 1501, 640, 1023, 300, 1777, 64, 1290, 905, 17, 1999, 488, 1152, 731, 1360)
 
+# What ``--cases`` chooses from; what matters most comes first.
 FAMILIES: dict[str, tuple[AttentionCase, ...]] = {
     "rows": _rows(),
     "layouts": tuple(
@@ -234,10 +213,10 @@ FAMILIES: dict[str, tuple[AttentionCase, ...]] = {
     ),
     "dims": tuple(_case(f"dim-{dim}", 2, 16, 4096, dim, causal=True) for dim in (32, 64, 96, 128, 192, 256)),
 }
-"""What ``--cases`` chooses from; what matters most comes first."""
 
 FAMILIES["public"] = tuple(case for family in FAMILIES.values() for case in family)
 
+# As models call it: lengths that are no power of two, cross-attention, few heads, many windows.
 FAMILIES["models"] = (
     _case("model-gpt2", 8, 12, 1024, 64, causal=True),
     _case("model-llama3-8b", 1, 32, 4096, 128, kv_heads=8, causal=True),
@@ -261,4 +240,3 @@ FAMILIES["models"] = (
     _case("model-evoformer", 256, 4, 256, 32, bias=True),
     _case("model-small", 4, 4, 100, 64, causal=True),
 )
-"""As models call it: lengths that are no power of two, cross-attention, few heads, many windows."""

@@ -17,24 +17,18 @@ from einops_fast.profiles.timing.accuracy import EPSILON
 
 __all__ = ["Extras", "allowed_error", "canonical", "largest_error", "reference", "seen"]
 
-TILE = 64
-"""Positions that are compared together."""
+TILE = 64  # Positions that are compared together
 
+# Elements of an operand that are compared; of a batch with more, which only decoding has, some elements are.
 CHECKED = 1 << 28
-"""Elements of an operand that are compared; of a batch with more, which only decoding has, some elements are."""
 
 
 @dataclass(frozen=True)
 class Extras:
-    """What a case needs beside its operands.
+    """What a case needs beside its operands."""
 
-    Attributes:
-        mask: ``(batch, q_len, kv_len)``, True where a key is seen.
-        ends: where packed sequences begin, and the end of the last.
-    """
-
-    mask: Any = None
-    ends: Any = None
+    mask: Any = None  # `(batch, q_len, kv_len)`, True where a key is seen
+    ends: Any = None  # where packed sequences begin, and the end of the last
 
 
 def canonical(case: AttentionCase, array: Any) -> Any:
@@ -63,23 +57,18 @@ def _picked(case: AttentionCase, backward: bool) -> slice:
 
 
 def reference(case: AttentionCase, operands: Sequence[Any], cotangents: Sequence[Any], extras: Extras) -> list[Any]:
-    """Result and, given its cotangent, gradients in float64, with the axes of :func:`canonical`.
+    """Result and, given its cotangent, gradients in float64, with the axes of :func:`canonical`."""
+    from torch.autograd import grad
 
-    Args:
-        case: what to compute.
-        operands: tensors: q, k, v and the bias, if there is one.
-        cotangents: of the result.
-        extras: mask and ends.
-    """
     backward = bool(cotangents)
     picked = _picked(case, backward)
     arrays = [canonical(case, each.detach()) for each in operands]
     arrays[:3] = [each[picked] for each in arrays[:3]]
-    shape = (*arrays[0].shape[:3], case.v_head_dim)
-    found = [arrays[0].new_zeros(shape, dtype=_double(arrays[0]))]
+    double = arrays[0].new_zeros(0).double()
+    found = [double.new_zeros((*arrays[0].shape[:3], case.v_head_dim))]
     if backward:
         [cotangent] = (canonical(case, each) for each in cotangents)
-        found += [each.new_zeros(each.shape, dtype=_double(each)) for each in arrays]
+        found += [double.new_zeros(each.shape) for each in arrays]
     for at, heads, group, queries, keys in _pieces(case, len(arrays[0])):
         places = [(at, heads, queries), (at, group, keys), (at, group, keys), (heads, queries, keys)]
         piece = [each[place].double().requires_grad_(backward) for each, place in zip(arrays, places, strict=False)]
@@ -87,21 +76,10 @@ def reference(case: AttentionCase, operands: Sequence[Any], cotangents: Sequence
         out = _attend(case, piece, mask)
         found[0][at, heads, queries] = out.detach()
         if backward:
-            gradients = _gradients(out, piece, cotangent[at, heads, queries])
+            gradients = grad(out, piece, cotangent[at, heads, queries].double())
             for total, place, gradient in zip(found[1:], places, gradients, strict=False):
                 total[place] += gradient
     return found
-
-
-def _gradients(out: Any, piece: Sequence[Any], cotangent: Any) -> Sequence[Any]:
-    from torch.autograd import grad
-
-    gradients: Sequence[Any] = grad(out, piece, cotangent.double())
-    return gradients
-
-
-def _double(array: Any) -> Any:
-    return array.new_zeros(0).double().dtype
 
 
 def _pieces(case: AttentionCase, batch: int) -> Iterator[tuple[int, slice, int, slice, slice]]:

@@ -20,11 +20,9 @@ from einops_fast.profiles.ways import Inputs, Way
 
 __all__ = ["MAKERS", "attention_inputs", "chosen_by_ours", "extras"]
 
+# Arrays of the size of the scores that plain einsum holds at a time, forward and with backward.
 NAIVE_LIVE = {False: 4, True: 8}
-"""Arrays of the size of the scores that plain einsum holds at a time, forward and with backward."""
-
-NAIVE_MEMORY = {"cpu": 1 << 30, "gpu": 40 << 30}
-"""Bytes that these may take."""
+NAIVE_MEMORY = {"cpu": 1 << 30, "gpu": 40 << 30}  # Bytes that these may take
 
 
 def extras(case: AttentionCase, framework: Framework) -> Extras:
@@ -55,15 +53,11 @@ def attention_inputs(task: Task, seed: int) -> Inputs:
 
 def chosen_by_ours(task: Task, operands: Sequence[Any]) -> str:
     """Which implementation the automatic choice is for these operands."""
-    *operands, bias = operands if task.case.bias else (*operands, None)
-    return explain_attention(_pattern(task.case), *operands, **_options(task, bias)).implementation
+    options = _options(task, *operands[3:])
+    return explain_attention(read_layout(task.case.layout).pattern, *operands[:3], **options).implementation
 
 
-def _pattern(case: AttentionCase) -> str:
-    return read_layout(case.layout).pattern
-
-
-def _options(task: Task, bias: Any) -> dict[str, Any]:
+def _options(task: Task, bias: Any = None) -> dict[str, Any]:
     case, given = task.case, task.shared
     options: dict[str, Any] = {"causal": case.causal, "window": case.window, "softcap": case.softcap}
     if bias is not None:
@@ -76,7 +70,7 @@ def _options(task: Task, bias: Any) -> dict[str, Any]:
 
 
 def _ours(task: Task) -> Callable[..., Any]:
-    pattern, options = _pattern(task.case), _options(task, None)
+    pattern, options = read_layout(task.case.layout).pattern, _options(task)
 
     def call(q: Any, k: Any, v: Any, bias: Any = None) -> Any:
         if bias is None:
@@ -86,12 +80,16 @@ def _ours(task: Task) -> Callable[..., Any]:
     return call
 
 
-def _in_layout(case: AttentionCase, result: Any) -> Any:
-    """A result with the axes of :func:`canonical` in the order that was asked for."""
+def _on_views(case: AttentionCase, attend: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a call of ``attend`` on transposed views, whose result has its axes in the order that was asked for."""
     letters = "htd" if case.lengths else "bhsd"
-    if case.lengths:
-        result = result[0]
-    return result.permute([letters.index(letter) for letter in case.layout])
+    order = [letters.index(letter) for letter in case.layout]
+
+    def call(q: Any, k: Any, v: Any, bias: Any = None) -> Any:
+        result = attend(*(canonical(case, each) for each in (q, k, v)), bias)
+        return (result[0] if case.lengths else result).permute(order)
+
+    return call
 
 
 def _native(task: Task) -> Callable[..., Any]:
@@ -99,27 +97,20 @@ def _native(task: Task) -> Callable[..., Any]:
     case, given = task.case, task.shared
     if case.softcap:
         raise Unavailable("torch's function has no softcap")
-    functional = task.framework.torch.nn.functional
+    attend = task.framework.torch.nn.functional.scaled_dot_product_attention
     options = {"is_causal": case.causal, "enable_gqa": case.heads != case.kv_heads}
     if case.lengths:
         return _nested(task, options)
-    hidden: list[Any] = []
+    masks: list[Any] = []
 
-    def call(q: Any, k: Any, v: Any, bias: Any = None) -> Any:
-        q, k, v = (canonical(case, each) for each in (q, k, v))
-        mask, causal = None if bias is None else bias[None], options["is_causal"]
-        if given.mask is not None:
-            mask = given.mask[:, None]
-        elif case.window is not None:
-            if not hidden:
-                hidden.append(seen(case, case.q_len, case.kv_len, q))
-            mask, causal = hidden[0], False
-        result = functional.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=options["enable_gqa"]
-        )
-        return _in_layout(case, result)
+    def call(q: Any, k: Any, v: Any, bias: Any) -> Any:
+        if given.mask is None and case.window is None:
+            return attend(q, k, v, None if bias is None else bias[None], **options)
+        if not masks:
+            masks.append(seen(case, case.q_len, case.kv_len, q) if given.mask is None else given.mask[:, None])
+        return attend(q, k, v, masks[0], enable_gqa=options["enable_gqa"])
 
-    return call
+    return _on_views(case, call)
 
 
 def _flex(task: Task) -> Callable[..., Any]:
@@ -137,15 +128,13 @@ def _flex(task: Task) -> Callable[..., Any]:
     compiled = torch.compile(flex, fullgraph=True, dynamic=False)
     blocks: list[Any] = []
 
-    def call(q: Any, k: Any, v: Any, bias: Any = None) -> Any:
-        q, k, v = (canonical(case, each) for each in (q, k, v))
+    def call(q: Any, k: Any, v: Any, bias: Any) -> Any:
         if not blocks:
             blocks.append(_block_mask(case, given, torch, q))
         scores = _score_modifier(case, torch, bias)
-        grouped = case.heads != case.kv_heads
-        return _in_layout(case, compiled(q, k, v, score_mod=scores, block_mask=blocks[0], enable_gqa=grouped))
+        return compiled(q, k, v, score_mod=scores, block_mask=blocks[0], enable_gqa=case.heads != case.kv_heads)
 
-    return call
+    return _on_views(case, call)
 
 
 def _score_modifier(case: AttentionCase, torch: Any, bias: Any) -> Callable[..., Any] | None:
@@ -206,37 +195,28 @@ def _naive(task: Task) -> Callable[..., Any]:
     if NAIVE_LIVE[task.backward] * case.scores * ITEM_SIZES[task.dtype] > NAIVE_MEMORY[task.framework.device]:
         raise Unavailable("the scores take too much memory")
     share = case.kv_heads, case.heads // case.kv_heads
-    hidden: dict[tuple[int, int], Any] = {}
+    masks: dict[tuple[int, int], Any] = {}
 
     def whole(q: Any, k: Any, v: Any, bias: Any = None) -> Any:
         lengths = q.shape[2], k.shape[2]
-        if lengths not in hidden:
-            hidden[lengths] = _hidden(case, given, *lengths, q)
+        if lengths not in masks:
+            masks[lengths] = seen(case, *lengths, q) if given.mask is None else given.mask[:, None, None]
         scores = torch.einsum("bgrid,bgjd->bgrij", q.unflatten(1, share), k) * (1 / sqrt(case.head_dim))
         if case.softcap:
             scores = torch.tanh(scores / case.softcap) * case.softcap
         if bias is not None:
             scores = scores + bias.unflatten(0, share)
-        if hidden[lengths] is not None:
-            scores = scores.masked_fill(hidden[lengths], float("-inf"))
+        if masks[lengths] is not None:
+            scores = scores.masked_fill(~masks[lengths], float("-inf"))
         return torch.einsum("bgrij,bgje->bgrie", scores.softmax(-1), v).flatten(1, 2)
 
-    def call(q: Any, k: Any, v: Any, *bias: Any) -> Any:
-        views = [canonical(case, each) for each in (q, k, v)]
+    def call(q: Any, k: Any, v: Any, bias: Any) -> Any:
         if not case.lengths:
-            return _in_layout(case, whole(*views, *bias))
-        pieces = zip(*(each.split(case.lengths, 2) for each in views), strict=True)
-        return _in_layout(case, torch.cat([whole(*piece) for piece in pieces], 2))
+            return whole(q, k, v, bias)
+        pieces = zip(*(each.split(case.lengths, 2) for each in (q, k, v)), strict=True)
+        return torch.cat([whole(*piece) for piece in pieces], 2)
 
-    return call
-
-
-def _hidden(case: AttentionCase, given: Extras, q_len: int, kv_len: int, like: Any) -> Any:
-    """Which keys aren't seen, for scores of five axes; ``None`` if all are."""
-    if given.mask is not None:
-        return ~given.mask[:, None, None]
-    band = seen(case, q_len, kv_len, like)
-    return None if band is None else ~band
+    return _on_views(case, call)
 
 
 def _maker(make: Callable[[Task], Callable[..., Any]], name: str) -> Callable[[Task], Way]:
@@ -248,6 +228,7 @@ def _alone(name: str) -> Callable[[Task], Way]:
     return lambda task: Way(name, _ours(task), task.framework, partial(attention_backend, name))
 
 
+# What makes each way; ours comes last, as its choice measures what is compiled by then.
 MAKERS: dict[str, Callable[[Task], Way]] = {
     "native": _maker(_native, "native"),
     **{name: _alone(name) for name in ("triton", "cudnn", "fa4", "flash")},
@@ -256,4 +237,3 @@ MAKERS: dict[str, Callable[[Task], Way]] = {
     "naive": _maker(_naive, "naive"),
     "ours": _maker(_ours, "ours"),
 }
-"""What makes each way; ours comes last, as its choice measures what is compiled by then."""

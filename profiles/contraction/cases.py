@@ -59,6 +59,7 @@ _SEVERAL: tuple[Case, ...] = (
 
 EXTRA: tuple[Case, ...] = (*_ATTENTION, *_MATRICES, *_ROWS, *_SEVERAL)
 
+# Projections, experts, adapters, per-head products.
 _LAYERS: tuple[Case, ...] = (
     Case("m-moe", "ecd,edf->ecf", ((16, 1024, 1024), (16, 1024, 2816))),
     Case("m-moe-dispatch", "gsec,gsm->egcm", ((8, 1024, 16, 128), (8, 1024, 512))),
@@ -76,8 +77,8 @@ _LAYERS: tuple[Case, ...] = (
     Case("m-relative-wide", "bhwc,wkc->bhwk", ((64, 64, 64, 64), (64, 64, 64))),
     Case("m-linear-attention", "bhdn,bhen->bhde", ((8, 8, 32, 16384), (8, 8, 32, 16384))),
 )
-"""Projections, experts, adapters, per-head products."""
 
+# State-space models (Mamba, in chunks) and scans.
 _STATES: tuple[Case, ...] = (
     Case("m-ssm-out", "bldn,bln->bld", ((4, 1024, 1024, 16), (4, 1024, 16))),
     Case("m-ssm-in", "bld,bln,bld->bldn", ((4, 1024, 1024), (4, 1024, 16), (4, 1024, 1024))),
@@ -90,8 +91,8 @@ _STATES: tuple[Case, ...] = (
     Case("m-ssd-pass", "bhzc,bchpn->bzhpn", ((2, 16, 33, 33), (2, 33, 16, 64, 64))),
     Case("m-ssd-out", "bclhn,bchpn,bhcl->bclhp", ((2, 32, 128, 16, 64), (2, 32, 16, 64, 64), (2, 16, 32, 128))),
 )
-"""State-space models (Mamba, in chunks) and scans."""
 
+# AlphaFold's pairs, capsules, graphs, rotations of points, rays.
 _STRUCTURES: tuple[Case, ...] = (
     Case("m-triangle-out", "bikc,bjkc->bijc", ((1, 384, 384, 128), (1, 384, 384, 128))),
     Case("m-triangle-in", "bkic,bkjc->bijc", ((1, 384, 384, 128), (1, 384, 384, 128))),
@@ -106,8 +107,8 @@ _STRUCTURES: tuple[Case, ...] = (
     Case("m-matvecs", "nij,nj->ni", ((20000, 32, 32), (20000, 32))),
     Case("m-render", "nrs,nrsc->nrc", ((4, 16384, 128), (4, 16384, 128, 3))),
 )
-"""AlphaFold's pairs, capsules, graphs, rotations of points, rays."""
 
+# Images: correlations, styles, filters, Fourier layers.
 _IMAGES: tuple[Case, ...] = (
     Case("m-correlation", "bchw,bcij->bhwij", ((1, 256, 64, 80), (1, 256, 64, 80))),
     Case("m-gram", "bchw,bdhw->bcd", ((8, 256, 96, 96), (8, 256, 96, 96))),
@@ -117,8 +118,8 @@ _IMAGES: tuple[Case, ...] = (
     Case("m-fourier", "bixy,ioxy->boxy", ((16, 64, 64, 33), (64, 64, 64, 33))),
     Case("m-mean-square", "bchw,bchw->c", ((32, 256, 48, 48), (32, 256, 48, 48))),
 )
-"""Images: correlations, styles, filters, Fourier layers."""
 
+# Decompositions, forms, weighted and scaled products, quantum states.
 _TENSORS: tuple[Case, ...] = (
     Case("m-cp", "ir,jr,kr->ijk", ((300, 32), (256, 32), (320, 32))),
     Case("m-mttkrp", "ijk,jr,kr->ir", ((400, 300, 256), (300, 32), (256, 32))),
@@ -135,7 +136,6 @@ _TENSORS: tuple[Case, ...] = (
     Case("m-mps", "aib,bjc->aijc", ((1024, 2, 1024), (1024, 2, 1024))),
     Case("m-mps-norm", "ab,aic,bid->cd", ((1024, 1024), (1024, 2, 1024), (1024, 2, 1024))),
 )
-"""Decompositions, forms, weighted and scaled products, quantum states."""
 
 MODELS: tuple[Case, ...] = (*_LAYERS, *_STATES, *_STRUCTURES, *_IMAGES, *_TENSORS)
 
@@ -154,6 +154,7 @@ SWEEP: tuple[Case, ...] = (
 )
 
 
+# What ``--cases`` chooses from.
 FAMILIES: dict[str, tuple[Case, ...]] = {
     "public": CONTRACTIONS,
     "extra": EXTRA,
@@ -161,4 +162,3 @@ FAMILIES: dict[str, tuple[Case, ...]] = {
     "models": MODELS,
     "sweep": SWEEP,
 }
-"""What ``--cases`` chooses from."""

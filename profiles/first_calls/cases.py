@@ -7,43 +7,25 @@ from random import Random
 
 from einops_fast.profiles.cases import AnyCase, Shape
 
-__all__ = ["ATTENTION", "CAUSAL", "EINSUM", "FAMILIES", "LAYER_NORM", "NORM_LINEAR", "SOFTMAX", "LengthsCase"]
+__all__ = ["FAMILIES", "LengthsCase"]
 
-EINSUM, LAYER_NORM, SOFTMAX, NORM_LINEAR = "einsum", "layer_norm", "softmax", "rms_norm + linear"
-ATTENTION, CAUSAL = "attention", "causal attention"
-
-LENGTH = -1
-"""Stands for the length in a shape."""
-
-LONGEST_ON_CPU = 32
-"""Extents other than the length are no longer than this on a CPU."""
+LENGTH = -1  # Stands for the length in a shape
+LONGEST_ON_CPU = 32  # Extents other than the length are no longer than this on a CPU
 
 
 @dataclass(frozen=True)
 class LengthsCase(AnyCase):
-    """One operation at many lengths.
+    """One operation at many lengths."""
 
-    Attributes:
-        name: what tables call it.
-        operation: one of those that are named in this module.
-        shapes: of the operands, with :data:`LENGTH` in the place of the length.
-        result: the same, of the result.
-        lengths: one for each batch of a pass.
-        weights: shapes of operands that all batches share.
-        equation: of an einsum.
-        trained: gradients are wanted, too.
-        calls: of each batch in a pass.
-    """
-
-    name: str
-    operation: str
-    shapes: tuple[Shape, ...]
-    result: Shape
-    lengths: tuple[int, ...]
-    weights: tuple[Shape, ...] = ()
-    equation: str = ""
-    trained: bool = False
-    calls: int = 4
+    name: str  # what tables call it
+    operation: str  # a name in `program.FUNCTIONS`
+    shapes: tuple[Shape, ...]  # of the operands, with `LENGTH` in the place of the length
+    result: Shape  # the same, of the result
+    lengths: tuple[int, ...]  # one for each batch of a pass
+    weights: tuple[Shape, ...] = ()  # shapes of operands that all batches share
+    equation: str = ""  # of an einsum
+    trained: bool = False  # gradients are wanted, too
+    calls: int = 4  # of each batch in a pass
 
     @property
     def called(self) -> str:
@@ -94,7 +76,9 @@ def _einsum(equation: str, *shapes: Shape, lengths: tuple[int, ...] = _LENGTHS) 
     inputs, output = equation.split("->")
     sizes = dict(zip("".join(inputs.split(",")), (size for shape in shapes for size in shape), strict=True))
     # Each axis of the length has a letter of its own.
-    return LengthsCase(equation, EINSUM, shapes, tuple(sizes[letter] for letter in output), lengths, equation=equation)
+    return LengthsCase(
+        equation, "einsum", shapes, tuple(sizes[letter] for letter in output), lengths, equation=equation
+    )
 
 
 _ALL = (
@@ -102,17 +86,18 @@ _ALL = (
     _einsum("bnhd,bnhe->bhde", (4, L, 8, 64), (4, L, 8, 64)),
     _einsum("abcd,dbe->aec", (L, 64, 48, 32), (32, 64, 40), lengths=tuple(length // 8 for length in _LENGTHS)),
     _einsum("bnd,bn->bd", (16, L, 512), (16, L)),
-    LengthsCase("attention", CAUSAL, (_HEADS,) * 3, _HEADS, _LENGTHS, trained=True),
-    LengthsCase("layer_norm", LAYER_NORM, (_ROWS,), _ROWS, _LENGTHS, ((1024,), (1024,)), trained=True),
-    LengthsCase("softmax rows", SOFTMAX, (_ROWS,), _ROWS, _LENGTHS, trained=True),
-    LengthsCase("softmax columns", SOFTMAX, ((64, 128, L),), (64, 128, L), _LENGTHS, trained=True),
+    LengthsCase("attention", "causal attention", (_HEADS,) * 3, _HEADS, _LENGTHS, trained=True),
+    LengthsCase("layer_norm", "layer_norm", (_ROWS,), _ROWS, _LENGTHS, ((1024,), (1024,)), trained=True),
+    LengthsCase("softmax rows", "softmax", (_ROWS,), _ROWS, _LENGTHS, trained=True),
+    LengthsCase("softmax columns", "softmax", ((64, 128, L),), (64, 128, L), _LENGTHS, trained=True),
     LengthsCase(
-        "rms_norm + linear", NORM_LINEAR, (_ROWS,), (8, L, 4096), _LENGTHS, ((1024,), (4096, 1024)), trained=True
+        "rms_norm + linear", "rms_norm + linear", (_ROWS,), (8, L, 4096), _LENGTHS, ((1024,), (4096, 1024)),
+        trained=True,
     ),
-    LengthsCase("prefill", CAUSAL, ((1, 32, L, 128),) * 3, (1, 32, L, 128), _RANDOM),
-    LengthsCase("bucketed training", CAUSAL, (_HEADS,) * 3, _HEADS, _BUCKETED, trained=True),
+    LengthsCase("prefill", "causal attention", ((1, 32, L, 128),) * 3, (1, 32, L, 128), _RANDOM),
+    LengthsCase("bucketed training", "causal attention", (_HEADS,) * 3, _HEADS, _BUCKETED, trained=True),
     LengthsCase(
-        "growing cache", ATTENTION, ((8, 32, 1, 128), *((8, 32, L, 128),) * 2), (8, 32, 1, 128),
+        "growing cache", "attention", ((8, 32, 1, 128), *((8, 32, L, 128),) * 2), (8, 32, 1, 128),
         tuple(range(512, 672)), calls=1,
     ),
     replace(

@@ -19,16 +19,7 @@ from time import perf_counter
 from typing import Any
 
 from einops_fast import attention, fast_einsum, ops, wait_for_kernels
-from einops_fast.profiles.first_calls.cases import (
-    ATTENTION,
-    CAUSAL,
-    EINSUM,
-    FAMILIES,
-    LAYER_NORM,
-    NORM_LINEAR,
-    SOFTMAX,
-    LengthsCase,
-)
+from einops_fast.profiles.first_calls.cases import FAMILIES, LengthsCase
 from einops_fast.profiles.frameworks import Framework, load
 from einops_fast.profiles.processes import surroundings
 from einops_fast.profiles.timing.accuracy import EPSILON
@@ -36,8 +27,7 @@ from einops_fast.profiles.ways import Call, Inputs, Way, answer, bind
 
 __all__ = ["FUNCTIONS", "Found", "Job", "batches", "in_a_new_process", "measured", "ways_of"]
 
-STEADY = 3
-"""Passes whose median is the steady one."""
+STEADY = 3  # Passes whose median is the steady one
 
 
 @dataclass(frozen=True)
@@ -55,27 +45,20 @@ class Job:
 
 @dataclass(frozen=True)
 class Found:
-    """What a process has found.
+    """What a process has found."""
 
-    Attributes:
-        seconds: of the ``first``, ``second`` and ``last`` pass, of the ``slowest`` call, and of a ``steady`` pass after
-            the wait, if that has ended.
-        kernels: that were compiled before the wait.
-        error: the largest, relative to the size of what is computed in float64.
-        allowed: how large it may be.
-    """
-
+    # of the `first`, `second` and `last` pass, of the `slowest` call, and of a `steady` pass after the wait, if that
+    # has ended.
     seconds: dict[str, float]
-    kernels: int
-    error: float
-    allowed: float
+    kernels: int  # that were compiled before the wait
+    error: float  # the largest, relative to the size of what is computed in float64
+    allowed: float  # how large it may be
 
 
 # What is computed
 
 
-Pair = tuple[Callable[..., Any], Callable[..., Any]]
-"""The native function of a case, and ours."""
+Pair = tuple[Callable[..., Any], Callable[..., Any]]  # The native function of a case, and ours
 
 
 def _einsum(case: LengthsCase, functional: Any) -> Pair:
@@ -83,21 +66,21 @@ def _einsum(case: LengthsCase, functional: Any) -> Pair:
 
 
 def _attention(case: LengthsCase, functional: Any) -> Pair:
-    causal = case.operation == CAUSAL
+    causal = case.operation == "causal attention"
     ours = partial(attention, "b h i d, b h j d, b h j e -> b h i e", causal=causal)
     return partial(functional.scaled_dot_product_attention, is_causal=causal), ours
 
 
 FUNCTIONS: dict[str, Callable[[LengthsCase, Any], Pair]] = {
-    EINSUM: _einsum,
-    ATTENTION: _attention,
-    CAUSAL: _attention,
-    LAYER_NORM: lambda case, functional: (
+    "einsum": _einsum,
+    "attention": _attention,
+    "causal attention": _attention,
+    "layer_norm": lambda case, functional: (
         lambda x, weight, bias: functional.layer_norm(x, weight.shape, weight, bias),
         lambda x, weight, bias: ops.layer_norm(x, weight=weight, bias=bias),
     ),
-    SOFTMAX: lambda case, functional: (partial(functional.softmax, dim=-1), partial(ops.softmax, dim=-1)),
-    NORM_LINEAR: lambda case, functional: (
+    "softmax": lambda case, functional: (partial(functional.softmax, dim=-1), partial(ops.softmax, dim=-1)),
+    "rms_norm + linear": lambda case, functional: (
         lambda x, weight, matrix: functional.linear(functional.rms_norm(x, weight.shape, weight), matrix),
         lambda x, weight, matrix: ops.linear(ops.rms_norm(x, weight=weight), matrix),
     ),

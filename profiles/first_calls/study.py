@@ -19,12 +19,12 @@ from einops_fast.profiles.ways import Inputs, Way
 
 __all__ = ["SHOWN", "FirstCallsStudy"]
 
-PASSES, QUICK_PASSES = 10, 3
-"""Passes before kernels are waited for."""
+PASSES, QUICK_PASSES = 10, 3  # Passes before kernels are waited for
 
+# Seconds of a process, after which its pass with kernels is left out: there may be hundreds to compile.
 LONGEST, QUICK_LONGEST = 150.0, 60.0
-"""Seconds of a process, after which its pass with kernels is left out: there may be hundreds to compile."""
 
+# What tables call the times of a program.
 SHOWN = {
     "first": "first pass",
     "slowest": "slowest call",
@@ -32,7 +32,6 @@ SHOWN = {
     "last": "last pass",
     "steady": "with kernels",
 }
-"""What tables call the times of a program."""
 
 
 class FirstCallsStudy(Study):

@@ -14,25 +14,15 @@ from einops_fast.profiles.cases import ITEM_SIZES, AnyCase
 
 __all__ = ["CPU_NAMES", "EPS", "FAMILIES", "MODELS", "PASSES", "OpCase"]
 
-BYTES = {"cpu": 1 << 20, "gpu": 256 << 20}
-"""Of the input, where rows of every length are swept."""
+BYTES = {"cpu": 1 << 20, "gpu": 256 << 20}  # Of the input, where rows of every length are swept
+CPU_ELEMENTS = 1 << 18  # Of the largest array on a CPU
+CPU_FLOPS = 5e7  # The most work of a forward call on a CPU
 
-CPU_ELEMENTS = 1 << 18
-"""Of the largest array on a CPU."""
-
-CPU_FLOPS = 5e7
-"""The most work of a forward call on a CPU."""
-
+# Elements to move of a case: of a larger one, the processes that compile would not fit in memory together.
 LARGEST_AHEAD = 1 << 29
-"""Elements to move of a case: of a larger one, the processes that compile would not fit in memory together."""
-
 HALF = ("bfloat16", "float16")
-
-EPS = 1e-6
-"""Of all norms."""
-
-P = 0.1
-"""Of dropout."""
+EPS = 1e-6  # Of all norms
+P = 0.1  # Of dropout
 
 PASSES = {
     "softmax": (2, 5),
@@ -50,43 +40,30 @@ Forward the inputs are read and the results written. Backward the gradients of t
 from the inputs, and the gradients of the inputs are written.
 """
 
+# Vectors of the length of a row.
 PARAMETERS = {"layer_norm": 2, "rms_norm": 1, "dropout_add_ln": 2, "dropout_add_layer_norm": 2, "bias_gelu": 1}
-"""Vectors of the length of a row."""
 
+# What is a module of Hugging Face's, ours being the same module after ``einops_fast.nn.optimize``.
 MODELS = ("bert_attention", "gpt_attention", "bert_layer", "gpt2_block")
-"""What is a module of Hugging Face's, ours being the same module after ``einops_fast.nn.optimize``."""
-
 CAUSAL = ("gpt_attention", "gpt2_block")
 
+# Products of the hidden states and a square matrix, in layers with attention.
 PROJECTIONS = {"qkv_self_attn": 3, "bert_attention": 3, "gpt_attention": 4, "bert_layer": 4, "gpt2_block": 4}
-"""Products of the hidden states and a square matrix, in layers with attention."""
 
 
 @dataclass(frozen=True)
 class OpCase(AnyCase):
-    """An operator at a size; no framework and no array.
+    """An operator at a size; no framework and no array."""
 
-    Attributes:
-        name: what tables call it; ``operator@columns`` is a point of a curve.
-        op: the operator.
-        shape: of the input; of layers with attention ``(batch, positions, features)``.
-        width: features of the result of a linear layer, classes, or those between the two layers of an MLP.
-        heads: of attention.
-        activation: after a linear layer.
-        p: probability of dropping.
-        halves: measured in half precision only, as by EPOI, or as it takes long.
-        compiled: ``torch.compile`` is measured too: it takes seconds per case.
-    """
-
-    name: str
-    op: str
-    shape: tuple[int, ...]
-    width: int = 0
-    heads: int = 0
-    activation: str = ""
-    p: float = 0.0
-    halves: bool = False
-    compiled: bool = False
+    name: str  # what tables call it; `operator@columns` is a point of a curve
+    op: str  # the operator
+    shape: tuple[int, ...]  # of the input; of layers with attention `(batch, positions, features)`
+    width: int = 0  # features of the result of a linear layer, classes, or those between the two layers of an MLP
+    heads: int = 0  # of attention
+    activation: str = ""  # after a linear layer
+    p: float = 0.0  # probability of dropping
+    halves: bool = False  # measured in half precision only, as by EPOI, or as it takes long
+    compiled: bool = False  # `torch.compile` is measured too: it takes seconds per case
 
     @property
     def called(self) -> str:
@@ -178,12 +155,8 @@ class OpCase(AnyCase):
         return self.features * self.width
 
 
-SWEPT = tuple(256 << power for power in range(9))
-"""Columns from 256 to 65536."""
-
-FIRST = (1024, 4096, 65536)
-"""Columns that come before the others, and with torch.compile."""
-
+SWEPT = tuple(256 << power for power in range(9))  # Columns from 256 to 65536
+FIRST = (1024, 4096, 65536)  # Columns that come before the others, and with torch.compile
 SWEPT_OPS = ("softmax", "layer_norm", "rms_norm", "dropout_add_layer_norm", "bias_gelu", "log_softmax")
 
 
@@ -220,6 +193,7 @@ def _layer(name: str, op: str, *shape: int) -> OpCase:
     return OpCase(name, op, shape, width=4096, heads=16, p=P, compiled=True)
 
 
+# What ``--cases`` chooses from.
 FAMILIES: dict[str, tuple[OpCase, ...]] = {
     "columns": _columns(),
     "losses": (
@@ -262,7 +236,6 @@ FAMILIES: dict[str, tuple[OpCase, ...]] = {
         ),
     ),
 }  # fmt: skip
-"""What ``--cases`` chooses from."""
 
 _ALL = tuple(case for family in FAMILIES.values() for case in family)
 
@@ -312,10 +285,10 @@ def _importance(case: OpCase) -> int:
 
 FAMILIES["public"] = tuple(sorted(_ALL, key=_importance))
 
+# The public ones on a CPU.
 CPU_NAMES = tuple(
     case.name
     for case in _ALL
     if (case.name.endswith("@4096") if "@" in case.name else case.compiled and case.op != "linear")
     or case.name in ("linear-gelu-4096x4096x4096", "linear_cross_entropy-8192x4096x32000")
 )
-"""The public ones on a CPU."""

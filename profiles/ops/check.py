@@ -18,11 +18,10 @@ from einops_fast.profiles.ways import Inputs
 
 __all__ = ["allowed_error", "dropout_wrong", "dropped_share", "errors", "model_errors", "relative_error"]
 
-CHUNK = 1 << 24
-"""Elements of the widest array that are compared at a time."""
+CHUNK = 1 << 24  # Elements of the widest array that are compared at a time
 
+# How many operands have rows, if not one; they come first, and the others are parameters.
 PER_ROW = {"dropout_add_ln": 2, "dropout_add_layer_norm": 2}
-"""How many operands have rows, if not one; they come first, and the others are parameters."""
 
 Values = Sequence[Any]
 

@@ -42,6 +42,7 @@ def _activated(function: Function, case: OpCase) -> Function:
 
 LIGER = "liger_kernel.transformers.functional"
 
+# By operator a module, the name of its function, and what makes that the function of a case.
 LIBRARIES: dict[str, dict[str, tuple[str, str, Callable[[Function, OpCase], Function]]]] = {
     "liger": {
         "softmax": (LIGER, "liger_softmax", _same),
@@ -58,7 +59,6 @@ LIBRARIES: dict[str, dict[str, tuple[str, str, Callable[[Function, OpCase], Func
         "linear": ("quack.linear", "linear_act_func", _activated),
     },
 }
-"""By operator a module, the name of its function, and what makes that the function of a case."""
 
 
 def function_of(library: str, case: OpCase) -> Function:

@@ -21,31 +21,26 @@ from einops_fast.profiles.ways import Bound, Inputs, Way
 
 __all__ = ["ModuleWay", "model_reference", "model_way"]
 
+# What Hugging Face's ``attn_implementation`` is, by way.
 ATTENTION = {"native": "eager", "compile": "eager", "sdpa": "sdpa", "ours": None}
-"""What Hugging Face's ``attn_implementation`` is, by way."""
 
+# What is measured of a model, by operator: what else a model does, making masks, say, it does once for all layers.
 MODULES = {
     "bert_attention": "encoder.layer.0.attention.self",
     "gpt_attention": "h.0.attn",
     "bert_layer": "encoder.layer.0",
     "gpt2_block": "h.0",
 }
-"""What is measured of a model, by operator: what else a model does, making masks, say, it does once for all layers."""
 
 
 @dataclass(frozen=True)
 class ModuleWay(Way):
-    """A module that the first call makes; its parameters have gradients, too.
+    """A module that the first call makes; its parameters have gradients, too."""
 
-    Attributes:
-        make: of the hidden states, the function to call with these and the module.
-        kept: what that gave.
-        training: dropout is on.
-    """
-
+    # of the hidden states, the function to call with these and the module.
     make: Callable[[Inputs], tuple[Function, Any]] = field(kw_only=True)
-    kept: list[tuple[Function, Any]] = field(default_factory=list)
-    training: bool = True
+    kept: list[tuple[Function, Any]] = field(default_factory=list)  # what that gave
+    training: bool = True  # dropout is on
 
     def bind(self, given: Inputs) -> Bound:
         if not self.kept:

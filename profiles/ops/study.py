@@ -30,8 +30,7 @@ from einops_fast.profiles.ways import Inputs, Way, answer
 
 __all__ = ["OpsStudy"]
 
-Answer = tuple[tuple[Any, ...], tuple[Any, ...]]
-"""Results and gradients."""
+Answer = tuple[tuple[Any, ...], tuple[Any, ...]]  # Results and gradients
 
 
 @dataclass(frozen=True)

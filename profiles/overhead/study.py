@@ -27,6 +27,7 @@ __all__ = ["OverheadStudy"]
 TINY = Case("tiny", "bij,bjk->bik", ((2, 4, 8), (2, 8, 4)))
 CHAIN = Case("tiny chain", "bij,bjk,bkl->bil", ((2, 4, 8), (2, 8, 4), (2, 4, 8)))
 
+# Contractions that have kernels to choose among on a GPU.
 CHOSEN = tuple(
     Case(f"first call of {equation}, its choice on disk", equation, shapes)
     for equation, shapes in (
@@ -36,7 +37,6 @@ CHOSEN = tuple(
         ("bij,bij->b", ((64, 512, 512), (64, 512, 512))),
     )
 )
-"""Contractions that have kernels to choose among on a GPU."""
 
 IMPORT = """
 import numpy

@@ -21,10 +21,8 @@ _SECONDS = {
     **dict.fromkeys(("ns", "nsecond", "nanosecond"), 1e-9),
 }
 
-_GPU = ("kernel", "gpu_memcpy", "gpu_memset", "gpu_op")
-"""Categories of the events that torch.profiler records on a GPU."""
-
-_NCU_TIME = ("gpu__time_duration.sum", "Duration")
+_GPU = ("kernel", "gpu_memcpy", "gpu_memset", "gpu_op")  # Categories of the events that torch.profiler records on a GPU
+TIMES = ("gpu__time_duration.sum", "Total Time", "Duration")  # What columns of times begin with
 
 
 LONGEST_NAME = 48
@@ -133,69 +131,43 @@ def _from_sqlite(path: Path) -> list[tuple[str, float]]:
     """nsys and nvprof alike keep CUPTI's activities; names stand in a table of strings."""
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
         tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-        if {"CUPTI_ACTIVITY_KIND_KERNEL", "StringIds"} <= tables:
-            query = (
-                "SELECT s.value, k.end - k.start FROM CUPTI_ACTIVITY_KIND_KERNEL k"
-                " JOIN StringIds s ON s.id = k.demangledName"
-            )
-        elif {"CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL", "StringTable"} <= tables:
-            query = (
-                "SELECT s.value, k.end - k.start FROM CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL k"
-                " JOIN StringTable s ON s._id_ = k.name"
-            )
-        else:
-            raise UnknownFormat("this database has no kernels of CUDA")
-        return [(str(name), nanoseconds * 1e-9) for name, nanoseconds in database.execute(query)]
+        for kernels, strings, on in (
+            ("CUPTI_ACTIVITY_KIND_KERNEL", "StringIds", "s.id = k.demangledName"),
+            ("CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL", "StringTable", "s._id_ = k.name"),
+        ):
+            if {kernels, strings} <= tables:
+                query = f"SELECT s.value, k.end - k.start FROM {kernels} k JOIN {strings} s ON {on}"
+                return [(str(name), nanoseconds * 1e-9) for name, nanoseconds in database.execute(query)]
+    raise UnknownFormat("this database has no kernels of CUDA")
 
 
 def _from_csv(text: str) -> Iterator[tuple[str, float]]:
     """The first line with a column of names is the head; what stands above it is the profiler's talk."""
     lines = [line for line in text.splitlines() if line.strip()]
-    for at, cells in enumerate(csv.reader(lines)):
-        if "Kernel Name" in cells:
-            return _from_ncu(cells, csv.reader(lines[at + 1 :]))
-        if "Name" in cells and len(cells) > 2:
-            return _from_summary(cells, csv.reader(lines[at + 1 :]))
+    for at, head in enumerate(csv.reader(lines)):
+        if "Kernel Name" in head or ("Name" in head and len(head) > 2):
+            rows = csv.reader(lines[at + 1 :])
+            return _from_table(head, [dict(zip(head, cells, strict=True)) for cells in rows if len(cells) == len(head)])
     raise UnknownFormat("no line of it names the columns of a table that is known")
 
 
-def _from_summary(head: Sequence[str], lines: Iterable[Sequence[str]]) -> Iterator[tuple[str, float]]:
-    """nsys has the unit in the head; nvprof, in a line below it."""
-    timed = next((cell for cell in head if cell.startswith(("Total Time", "Duration"))), None)
-    timed = timed or ("Time" if "Time" in head else None)
-    if timed is None:
-        raise UnknownFormat(f"none of its columns is a time: {', '.join(head)}")
-    place, named = head.index(timed), head.index("Name")
-    kind = head.index("Type") if "Type" in head else None
-    unit = _SECONDS.get(timed.partition("(")[2].rstrip(")"))
-    for cells in lines:
-        if len(cells) != len(head):
-            continue
-        if unit is None:
-            unit = _SECONDS.get(cells[place])
-            continue
-        # Calls on the host aren't kernels, nor do their times belong to them.
-        on_host = kind is not None and cells[kind] == "API calls"
-        if cells[named] and cells[place] and not on_host:
-            yield cells[named], float(cells[place].replace(",", "")) * unit
-
-
-def _from_ncu(head: Sequence[str], lines: Iterable[Sequence[str]]) -> Iterator[tuple[str, float]]:
-    """A line per metric with its unit (the details), or per kernel with a line of units first (the raw page)."""
-    named = head.index("Kernel Name")
-    rows = [cells for cells in lines if len(cells) == len(head)]
+def _from_table(head: Sequence[str], rows: Sequence[Mapping[str, str]]) -> Iterator[tuple[str, float]]:
+    """Of nsys, whose head has the unit, of nvprof and ncu's raw page, whose first line has it, or of ncu's details."""
+    named = "Kernel Name" if "Kernel Name" in head else "Name"
     if "Metric Name" in head:
-        metric, unit, value = (head.index(f"Metric {what}") for what in ("Name", "Unit", "Value"))
-        for cells in rows:
-            if cells[metric] in _NCU_TIME:
-                yield cells[named], float(cells[value].replace(",", "")) * _unit(cells[unit])
+        for row in rows:
+            if row["Metric Name"] in TIMES:
+                yield row[named], float(row["Metric Value"].replace(",", "")) * _unit(row["Metric Unit"])
         return
-    place = next((head.index(name) for name in _NCU_TIME if name in head), None)
-    if place is None or not rows:
-        raise UnknownFormat(f"it has no {_NCU_TIME[0]}: let ncu collect that")
-    units, *kernels = rows
-    for cells in kernels:
-        yield cells[named], float(cells[place].replace(",", "")) * _unit(units[place])
+    timed = next((column for column in head if column.startswith(TIMES)), "Time" if "Time" in head else "")
+    if not timed or not rows:
+        raise UnknownFormat(f"none of its columns is a time (ncu has to collect {TIMES[0]}): {', '.join(head)}")
+    told = timed.partition("(")[2].rstrip(")")
+    unit = _unit(told or rows[0][timed])
+    for row in rows[0 if told else 1 :]:
+        # Calls on the host aren't kernels, nor do their times belong to them.
+        if row[named] and row[timed] and row.get("Type") != "API calls":
+            yield row[named], float(row[timed].replace(",", "")) * unit
 
 
 def _unit(name: str) -> float:

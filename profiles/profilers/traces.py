@@ -22,9 +22,7 @@ from einops_fast.profiles.ways import Call
 
 __all__ = ["kernel_times", "summary", "trace_name", "watched"]
 
-LONG = 0.2
-"""Seconds from which on a call is watched once and not several times."""
-
+LONG = 0.2  # Seconds from which on a call is watched once and not several times
 LONGEST_TABLE = 30
 
 

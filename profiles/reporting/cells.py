@@ -14,9 +14,7 @@ __all__ = [
     "lines_of", "megabytes", "milliseconds", "over_floor", "ratio", "table", "teraflops", "times", "verdict",
 ]  # fmt: skip
 
-BEHIND = 1.02
-"""Ours is behind from this ratio to the best peer on; what is nearer is within the noise of a run."""
-
+BEHIND = 1.02  # Ours is behind from this ratio to the best peer on; what is nearer is within the noise of a run
 NOTHING = "–"
 
 Kind = TypeVar("Kind")
@@ -151,13 +149,14 @@ def _peak_of(row: Row | None) -> str:
     return megabytes(row.peak_bytes if row else None)
 
 
+# Columns before those of the ways.
 BEFORE: dict[str, Callable[[Line], str]] = {
     "case": lambda line: line.ours.case,
     "called": lambda line: line.ours.equation,
     "sizes": lambda line: line.ours.sizes,
 }
-"""Columns before those of the ways."""
 
+# Columns after those of the ways.
 AFTER: dict[str, Callable[[Line], str]] = {
     "ours spread ms": lambda line: milliseconds(line.ours.spread),
     "backward ms, of floor": _backward_alone,
@@ -176,14 +175,13 @@ AFTER: dict[str, Callable[[Line], str]] = {
     "best peak MB": lambda line: _peak_of(line.best),
     "check": lambda line: verdict(line.ways.values()),
 }
-"""Columns after those of the ways."""
 
+# What is summed up as a geometric mean; more is better but for the first.
 RATIOS: dict[str, Callable[[Row], float | None]] = {
     "ours/floor": over_floor,
     "best/ours": best_over_ours,
     "native/ours": lambda row: row.speedup,
 }
-"""What is summed up as a geometric mean; more is better but for the first."""
 
 
 def comparison(title: str, lines: Sequence[Line], ways: Sequence[str]) -> Table:

@@ -15,21 +15,20 @@ __all__ = ["Chart", "Spec", "case_chart", "chart", "curves", "general_charts", "
 
 OURS, BEHIND = "#0072b2", "#b80000"
 
+# Colours and shapes of all others, told apart by those who see fewer colours.
 STYLES = (
     ("#d55e00", "square"), ("#e69f00", "diamond"), ("#009e73", "triangle-up"), ("#cc79a7", "triangle-down"),
     ("#555555", "cross"), ("#4a4a9c", "triangle-right"), ("#56b4e9", "triangle-left"), ("#8a5a2b", "wedge"),
 )  # fmt: skip
-"""Colours and shapes of all others, told apart by those who see fewer colours."""
 
+# Whose are which; a name that isn't here takes the place that it falls on, the same in every chart.
 PLACES = (
     ("native", "einsum"), ("opt_einsum", "einsum_optimize", "cudnn", "sdpa"), ("compile", "no_einsum", "fa4"),
     ("cupy", "th_einsum", "flash", "liger"), ("flex", "quack"), ("efficient", "linear"), ("triton", "patched"),
     ("naive", "contract_expression"),
 )  # fmt: skip
-"""Whose are which; a name that isn't here takes the place that it falls on, the same in every chart."""
 
-PRODUCT = 16
-"""FLOPs per byte from which on a curve is told in FLOP/s and not in B/s."""
+PRODUCT = 16  # FLOPs per byte from which on a curve is told in FLOP/s and not in B/s
 
 CONFIG = {
     "aria": False,

@@ -20,17 +20,15 @@ from einops_fast.profiles.reporting.sections_reference import REFERENCE
 
 __all__ = ["DOCUMENTS", "SECTIONS", "updated"]
 
+# Where sections may stand.
 DOCUMENTS = (ROOT / "README.md", RESULTS / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
-"""Where sections may stand."""
+DRAWN = ("contraction-nvidia-h200",)  # The results whose plots are kept beside them
 
-DRAWN = ("contraction-nvidia-h200",)
-"""The results whose plots are kept beside them."""
-
+# What makes each section, by the name that stands in its comments.
 SECTIONS = {
     **{f"results:{name}": make for name, make in RESULT_SECTIONS.items()},
     **{f"reference:{name}": make for name, make in REFERENCE.items()},
 }
-"""What makes each section, by the name that stands in its comments."""
 
 _MARKED = re.compile(r"(<!-- ((?:results|reference):[\w-]+) -->\n)(.*?)(<!-- /\2 -->)", re.DOTALL)
 
@@ -46,7 +44,7 @@ def updated(text: str) -> str:
 
 def main() -> None:
     """Make plots, sections and the page anew."""
-    drawn = [*(RESULTS / f"{name}.json" for name in DRAWN), *kept_files("attention"), *kept_files("ops")]
+    drawn = [*(RESULTS / f"{name}.json" for name in DRAWN), *kept_files("attention-*"), *kept_files("ops-*")]
     plots.main(list(map(str, drawn)))
     for path in DOCUMENTS:
         text = path.read_text("utf-8")

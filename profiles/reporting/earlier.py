@@ -13,11 +13,9 @@ from einops_fast.profiles.reporting.results import Result, read_result
 
 __all__ = ["check_same_machine", "compared", "earlier_result", "finished", "verdict"]
 
+# What of an environment has to stay the same.
 LASTING = ("CPU", "compute capability", "multiprocessors", "driver", "einops_fast commit")
-"""What of an environment has to stay the same."""
-
-NOISE = 0.05
-"""Ratios that are nearer to 1 than this say nothing, however steady the times."""
+NOISE = 0.05  # Ratios that are nearer to 1 than this say nothing, however steady the times
 
 
 def earlier_result(paths: Sequence[Path], study: str) -> Result | None:

@@ -16,9 +16,10 @@ from string import Template
 
 from einops_fast.profiles.reporting.cells import over_floor, times
 from einops_fast.profiles.reporting.plots import charts_of, drawn
-from einops_fast.profiles.reporting.records import Row, is_ours, phase
-from einops_fast.profiles.reporting.report import environment_table, geomean
+from einops_fast.profiles.reporting.records import Row, phase
+from einops_fast.profiles.reporting.report import environment_table
 from einops_fast.profiles.reporting.results import Result, read_or_end
+from einops_fast.profiles.studies import STUDIES
 
 __all__ = ["html_page"]
 
@@ -34,6 +35,7 @@ WHOSE: Columns = {
     "what": (lambda row: row.what, ""),
 }
 
+# Columns of the table of measurements: the value of a row, and the format of those that are numbers.
 COLUMNS: Columns = {
     **WHOSE,
     "chosen": (lambda row: row.chosen, ""),
@@ -52,7 +54,6 @@ COLUMNS: Columns = {
     "shapes": (lambda row: row.sizes, ""),
     "kernels": (lambda row: row.kernels, ""),
 }
-"""Columns of the table of measurements: the value of a row, and the format of those that are numbers."""
 
 
 def html_page(results: Sequence[Result], title: str = "einops_fast: what was measured") -> str:
@@ -82,12 +83,13 @@ def _section(result: Result, name: str) -> str:
         for name, seconds in row.kernel_seconds.items()
     ]
     rows = [[value(row) for value, _ in used.values()] for row in result.rows]
+    tables = STUDIES[result.study].tables(result.measured)
     failed = [bool(row.failure and not row.guest) for row in result.rows]
     return "\n".join(
         (
             f"<section>\n<h2>{escape(result.study)}: {escape(result.device)}</h2>",
             f'<p class="faint">measured on {result.date}, CPU threads: {result.threads}{whole}</p>',
-            _cards(result),
+            *(f"<p>{escape(' '.join((f'{table.title}.', *table.summary)))}</p>" for table in tables),
             *_figures(result),
             f'<h3>All measurements</h3><div class="controls"><label>Filter <input type="search" data-filters="{name}">',
             f"</label></div>{_table({head: shown for head, (_, shown) in used.items()}, rows, failed, name)}",
@@ -105,27 +107,6 @@ def _figures(result: Result) -> Iterable[str]:
     for chart in charts_of(result):
         data = b64encode(drawn(chart, "svg")).decode()
         yield f'<figure><img alt="{escape(chart.name)}" src="data:image/svg+xml;base64,{data}"></figure>'
-
-
-def _cards(result: Result) -> str:
-    """Return the geometric means of ours at a glance; what failed is in none of them."""
-    groups: dict[str, list[Row]] = {}
-    for row in result.measured:
-        if is_ours(row.what):
-            groups.setdefault(f"{row.framework}, {row.dtype}, {phase(row.backward)}", []).append(row)
-    made = []
-    for where, rows in groups.items():
-        faster = [row.speedup for row in rows if row.speedup is not None]
-        floors = [value for row in rows if (value := over_floor(row)) is not None]
-        failed = sum(bool(row.failure) for row in rows)
-        if faster:
-            made.append((f"{geomean(faster):.2f}×", f"as fast as native, {where} ({len(faster)} cases)"))
-        if floors:
-            made.append((f"{geomean(floors):.2f}×", f"the floor's time, {where} ({len(floors)} cases)"))
-        if failed:
-            made.append((str(failed), f"failed, {where}"))
-    cards = "".join(f'<div class="card"><b>{escape(figure)}</b>{escape(words)}</div>' for figure, words in made)
-    return f'<div class="cards">{cards}</div>' if made else ""
 
 
 Lines = Sequence[Sequence[str | float | None]]

@@ -17,31 +17,23 @@ __all__ = [
     "phase", "skipped", "task",
 ]  # fmt: skip
 
-ALL = "all cases"
-"""Stands for the case in a row about whatever keeps a way or a framework from being measured at all."""
+ALL = "all cases"  # Stands for the case in a row about whatever keeps a way or a framework from being measured at all
 
 
 @dataclass(frozen=True)
 class Options:
-    """What to measure; empty means the study's own choice.
-
-    Attributes:
-        cases: a family of the study's cases, or the path of a file with others.
-        only: parts of the names of the cases to measure, separated by commas.
-        trace: folder for a trace of every case; none is written without one.
-        done: what an earlier run has measured already, as :func:`task` names it.
-    """
+    """What to measure; empty means the study's own choice."""
 
     device: str = ""
     threads: int = 0
     dtypes: tuple[str, ...] = ()
-    cases: str = "public"
-    only: str = ""
+    cases: str = "public"  # a family of the study's cases, or the path of a file with others
+    only: str = ""  # parts of the names of the cases to measure, separated by commas
     peers: tuple[str, ...] = ()
     quick: bool = False
     forward_only: bool = False
-    trace: str = ""
-    done: Sequence[str] = ()
+    trace: str = ""  # folder for a trace of every case; none is written without one
+    done: Sequence[str] = ()  # what an earlier run has measured already, as `task` names it
 
     def left(self, framework: str, dtype: str, case: AnyCase, backward: bool) -> bool:
         """Whether a case is still to be measured."""
@@ -64,58 +56,36 @@ def task(framework: str, dtype: str, case: str, backward: bool) -> str:
 
 @dataclass(frozen=True)
 class Row:
-    """One way to compute one case in one framework.
-
-    Attributes:
-        what: the way: a mode, an implementation.
-        equation: as it is called.
-        sizes: shapes of operands and result.
-        seconds: median time; ``None`` if the way failed.
-        spread: interquartile range of the rounds, in seconds.
-        speedup: time of the native way over this one.
-        floor: seconds that the device needs at least.
-        failure: why the row doesn't count; empty if it does.
-        backward: forward and backward were timed, and the gradients checked.
-        guest: a failure of this way isn't held against the run.
-        best: the fastest of the other ways.
-        to_best: time of this way over that one.
-        kernels: what ran.
-        host: seconds until a call returns, where that isn't the time itself: on a GPU.
-        moved: bytes of operands and results, which are moved at least; of backward, those of both passes.
-        flops: floating-point operations of the best order.
-        error: the largest of the result, or of result and gradients, relative to their size.
-        peak_bytes: the most that the call holds at once beside its operands, its result included.
-        kernel_seconds: seconds of one call by kernel; by operator on a CPU.
-        phases: seconds by part of a program whose calls don't all take the same time.
-        details: the traceback of the failure.
-        chosen: which implementation ours was.
-    """
+    """One way to compute one case in one framework."""
 
     framework: str
     case: str
-    what: str
+    what: str  # the way: a mode, an implementation
     dtype: str = ""
-    equation: str = ""
-    sizes: str = ""
-    seconds: float | None = None
-    spread: float | None = None
-    speedup: float | None = None
-    floor: float | None = None
-    failure: str = ""
-    backward: bool = False
-    guest: bool = False
-    best: str = ""
-    to_best: float | None = None
-    kernels: str = ""
-    host: float | None = None
+    equation: str = ""  # as it is called
+    sizes: str = ""  # shapes of operands and result
+    seconds: float | None = None  # median time; `None` if the way failed
+    spread: float | None = None  # interquartile range of the rounds, in seconds
+    speedup: float | None = None  # time of the native way over this one
+    floor: float | None = None  # seconds that the device needs at least
+    failure: str = ""  # why the row doesn't count; empty if it does
+    backward: bool = False  # forward and backward were timed, and the gradients checked
+    guest: bool = False  # a failure of this way isn't held against the run
+    best: str = ""  # the fastest of the other ways
+    to_best: float | None = None  # time of this way over that one
+    kernels: str = ""  # what ran
+    host: float | None = None  # seconds until a call returns, where that isn't the time itself: on a GPU
+    # bytes of operands and results, which are moved at least; of backward, those of both passes.
     moved: int | None = None
-    flops: int | None = None
-    error: float | None = None
-    peak_bytes: int | None = None
+    flops: int | None = None  # floating-point operations of the best order
+    error: float | None = None  # the largest of the result, or of result and gradients, relative to their size
+    peak_bytes: int | None = None  # the most that the call holds at once beside its operands, its result included
+    # seconds of one call by kernel; by operator on a CPU.
     kernel_seconds: dict[str, float] = field(default_factory=dict, hash=False)
+    # seconds by part of a program whose calls don't all take the same time.
     phases: dict[str, float] = field(default_factory=dict, hash=False)
-    details: str = ""
-    chosen: str = ""
+    details: str = ""  # the traceback of the failure
+    chosen: str = ""  # which implementation ours was
 
     @classmethod
     def of(

@@ -16,12 +16,11 @@ from einops_fast.runtime.files import write_whole
 
 __all__ = ["RESULTS", "ROOT", "Result", "read_or_end", "read_result", "reports_folder"]
 
+# The folder that holds the package: a checkout, an unpacked sdist, or site-packages.
 ROOT = Path(einops_fast.__file__).parents[1]
-"""The folder that holds the package: a checkout, an unpacked sdist, or site-packages."""
 
+# Where the results are kept that the documents are made from; a run writes there only if ``--out`` says so.
 RESULTS = ROOT / "profiles" / "results"
-"""Where the results are kept that the documents are made from; a run writes there only if ``--out`` says so."""
-
 ROW_FIELDS = [each.name for each in fields(Row)]
 
 
@@ -33,33 +32,22 @@ def reports_folder() -> Path:
 
 @dataclass(frozen=True)
 class Result:
-    """A run of one study.
-
-    Attributes:
-        device: what it ran on; the GPU, if there was one.
-        date: ISO, UTC.
-        whole: everything that the study measures by default was measured.
-        quick: in three rounds.
-        peers: what ours was measured against, where it wasn't the study's own choice.
-        versions: by package.
-        notes: what the reader has to know.
-        environment: for each framework, everything that times may depend on, by name.
-        summaries: of the tables, for programs.
-    """
+    """A run of one study."""
 
     study: str
-    device: str
+    device: str  # what it ran on; the GPU, if there was one
     threads: int
-    date: str
-    whole: bool
-    versions: dict[str, str]
-    notes: tuple[str, ...]
+    date: str  # ISO, UTC
+    whole: bool  # everything that the study measures by default was measured
+    versions: dict[str, str]  # by package
+    notes: tuple[str, ...]  # what the reader has to know
     rows: tuple[Row, ...]
     ceilings: tuple[Ceiling, ...] = ()
+    # for each framework, everything that times may depend on, by name.
     environment: dict[str, dict[str, str]] = field(default_factory=dict)
-    summaries: tuple[Mapping[str, Any], ...] = ()
-    quick: bool = False
-    peers: tuple[str, ...] = ()
+    summaries: tuple[Mapping[str, Any], ...] = ()  # of the tables, for programs
+    quick: bool = False  # in three rounds
+    peers: tuple[str, ...] = ()  # what ours was measured against, where it wasn't the study's own choice
 
     @property
     def measured(self) -> tuple[Row, ...]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from einops_fast.profiles.reporting.cells import (
     BEHIND,
@@ -28,13 +29,13 @@ CPU = "contraction-intel-r-xeon-r-processor-threads-2"
 HOST, GPU_HOST = "overhead-intel-r-xeon-r-processor-threads-2", "overhead-nvidia-h200"
 ISSUE = "einsum-amd-epyc-threads-{}"
 
+# What ours is called in the studies of einsum, and in those of attention and of the operators.
 EINSUM, OURS = "fast_einsum", "ours"
-"""What ours is called in the studies of einsum, and in those of attention and of the operators."""
 
 NAMES = {"numpy": "NumPy", "torch": "torch", "mxnet": "MXNet", "cupy": "CuPy"}
 
+# What each dtype that is measured there is called.
 ON_GPU = {"float16": "float16", "bfloat16": "bfloat16", "float32": "float32 (no TF32)"}
-"""What each dtype that is measured there is called."""
 
 FLOORED = {
     EINSUM: "`fast_einsum`",
@@ -45,9 +46,9 @@ FLOORED = {
 }
 
 
-def kept_files(study: str) -> list[Path]:
-    """The kept results of a study, those of single families too."""
-    return [path for path in sorted(RESULTS.glob(f"{study}-*.json")) if not path.stem.endswith("-partial")]
+def kept_files(pattern: str) -> list[Path]:
+    """The kept results whose names look like this."""
+    return [path for path in sorted(RESULTS.glob(f"{pattern}.json")) if not path.stem.endswith("-partial")]
 
 
 def _kept(name: str) -> Result:
@@ -63,44 +64,24 @@ def _right(rows: Iterable[Row], **wanted: object) -> dict[str, Row]:
     }
 
 
-def _digits(value: float, decimals: int | None = None) -> str:
-    """Tell a ratio with three digits, and without zeros at its end that say nothing."""
-    return f"{value:.{decimals}f}" if decimals is not None else f"{float(f'{value:.3g}'):g}"
-
-
 # The three problems
 
 
 def _issue() -> str:
-    result = _kept(ISSUE.format(1))
-    head = (
-        "framework",
-        "problem",
-        "native einsum",
-        "best by hand",
-        "`fast_einsum`",
-        "patched native call",
-        "native / `fast_einsum`",
-    )
+    """Tell the times of the three problems, on one thread and on two."""
+    head = ("framework", "threads", "problem", "native einsum", "best by hand", "`fast_einsum`", "patched native call",
+            "native / `fast_einsum`")  # fmt: skip
     cells = []
     for framework in ("mxnet", "torch", "numpy"):
-        ways = {
-            what: _right(result.measured, framework=framework, what=what, backward=False)
-            for what in ("einsum", "no_einsum", EINSUM, "patched")
-        }
-        for case, native in ways["einsum"].items():
-            found = [rows[case].seconds for rows in ways.values()]
-            times = [_three_digits(seconds * 1e3) for seconds in found if seconds is not None]
-            problem = f"{case.removeprefix('mx')} `{native.equation}`"
-            cells.append((_versioned(result, framework), problem, *times, _digits(ways[EINSUM][case].speedup or 0.0)))
+        for result in map(_kept, (ISSUE.format(1), ISSUE.format(2))):
+            rows = [row for row in result.measured if row.framework == framework and not row.backward]
+            ways = [_right(rows, what=what) for what in ("einsum", "no_einsum", EINSUM, "patched")]
+            for case, native in ways[0].items():
+                times = (_three_digits((found[case].seconds or 0.0) * 1e3) for found in ways)
+                problem = f"{case.removeprefix('mx')} `{native.equation}`"
+                told = _three_digits(ways[2][case].speedup or 0.0)
+                cells.append((_versioned(result, framework), str(result.threads), problem, *times, told))
     return markdown_table(head, cells)
-
-
-def _issue_on_two_threads() -> str:
-    ours = _right(_kept(ISSUE.format(2)).measured, framework="mxnet", what=EINSUM, backward=False)
-    *others, last = (_digits(row.speedup or 0.0) for row in ours.values())
-    told = f"{', '.join(others)} and {last}"
-    return f"With two threads MXNet's own einsum gets faster by almost two and the ratios are {told}."
 
 
 def _versioned(result: Result, framework: str) -> str:
@@ -128,14 +109,14 @@ def _floors() -> str:
             found = _right(rows, dtype=dtype, what=what, backward=False).values()
             ratios.append([value for row in found if (value := over_floor(row)) is not None])
         values = (geomean(each) if each else None for each in ratios)
-        cells.append((told, *("–" if value is None else _digits(value, 2 if value < 10 else 1) for value in values)))
+        cells.append((told, *("–" if value is None else _three_digits(value) for value in values)))
     return markdown_table(("", *FLOORED.values()), cells)
 
 
 def _means(study: str) -> str:
     """Tell per kept result, dtype and direction how far ours is from the floor, the best other and the native call."""
     cells = []
-    for path in kept_files(study):
+    for path in kept_files(f"{study}-*"):
         for table in STUDIES[study].tables(read_result(path).measured):
             means, behind = table.figures["geomean"], table.figures["behind"]
             told = (f"{means[name]:.2f}" if name in means else "–" for name in RATIOS)
@@ -172,7 +153,7 @@ def _losses() -> str:
     """Tell losses and layers of models, forward and backward, beside torch's own."""
     shown = [case.name for family in ("losses", "layers") for case in STUDIES["ops"].families[family]]
     cells = []
-    for result in map(read_result, kept_files("ops")):
+    for result in map(read_result, kept_files("ops-*")):
         for dtype in dict.fromkeys(row.dtype for row in result.measured):
             native, ours = (_right(result.measured, dtype=dtype, what=what, backward=True) for what in ("native", OURS))
             for case in shown:
@@ -188,7 +169,7 @@ def _losses() -> str:
 
 def _plots(study: str) -> str:
     """List the plots that lie beside the kept results of a study."""
-    names = [path.name for file in kept_files(study) for path in sorted(RESULTS.glob(f"{file.stem}-*.svg"))]
+    names = [path.name for file in kept_files(f"{study}-*") for path in sorted(RESULTS.glob(f"{file.stem}-*.svg"))]
     images = [f"![{name.removesuffix('.svg')}]({name})" for name in dict.fromkeys(names)]
     return "\n\n".join(images)
 
@@ -198,56 +179,44 @@ def _plots(study: str) -> str:
 
 def _results() -> str:
     """Tell the time of the others over ours, per operation, framework, device and dtype."""
-    cells = [
-        (what, against, f"{geomean(values.values()):.2f}", _end(values, min), _end(values, max))
-        for what, against, values in _ratios()
-    ]
+    cells = []
+    for what, against, pattern, value, wanted in LINES:
+        rows = [row for path in kept_files(pattern) for row in read_result(path).measured]
+        ours = (_right(rows, what=name, **wanted) for name in (EINSUM, OURS))
+        ratios = {case: ratio for found in ours for case, row in found.items() if (ratio := value(row)) is not None}
+        ordered = sorted(ratios, key=lambda case: ratios[case])
+        ends = (f"{_three_digits(ratios[case])} (`{case}`)" for case in (ordered[0], ordered[-1]))
+        cells.append((what, against, f"{geomean(ratios.values()):.2f}", *ends))
     return markdown_table(("what", "against", "geometric mean", "worst", "best"), cells)
 
 
-def _end(values: Mapping[str, float], pick: Callable[..., str]) -> str:
-    case = pick(values, key=lambda case: values[case])
-    return f"{_digits(values[case], 1 if values[case] >= 3.95 else 2)} (`{case}`)"
+def _speedup(row: Row) -> float | None:
+    return row.speedup
 
 
-def _ratios() -> Iterable[tuple[str, str, dict[str, float]]]:
-    """Yield for each line of the table what it is about, and the ratio of every case."""
+Line = tuple[str, str, str, Callable[[Row], float | None], dict[str, Any]]
 
-    def speedups(name: str, framework: str, **wanted: str) -> dict[str, float]:
-        return _speedups(_right(_kept(name).measured, framework=framework, what=EINSUM, backward=False, **wanted))
+PEERS = {
+    "attention": "the best of cuDNN, FlashAttention, FlexAttention and others",
+    "ops": "the best of torch, `torch.compile`, Liger-Kernel and QuACK",
+}
 
-    yield "MXNet, one CPU thread, float32", "`mx.np.einsum`", speedups(ISSUE.format(1), "mxnet")
-    yield "NumPy, 2 CPU threads, float32", "the better of `np.einsum(optimize=True)` and opt_einsum", _over_best()
-    for dtype in ("float32", "bfloat16"):
-        yield f"torch, 2 CPU threads, {dtype}", "`torch.einsum`", speedups(CPU, "torch", dtype=dtype)
-    for dtype, told in ON_GPU.items():
-        yield f"torch, GPU, {told}", "`torch.einsum`", speedups(GPU, "torch", dtype=dtype)
-    for dtype in ("float16", "float32"):
-        yield f"CuPy, GPU, {ON_GPU[dtype]}", "`cupy.einsum`", speedups(CUPY, "cupy", dtype=dtype)
-    for study, name, against in (
-        ("attention", "attention", "the best of cuDNN, FlashAttention, FlexAttention and others"),
-        ("ops", "fused layers", "the best of torch, `torch.compile`, Liger-Kernel and QuACK"),
-    ):
-        rows = [row for path in kept_files(study) for row in read_result(path).measured]
-        for backward, told in ((False, "forward"), (True, "forward and backward")):
-            ours = _right(rows, what=OURS, dtype="bfloat16", backward=backward)
-            ratios = {case: value for case, row in ours.items() if (value := best_over_ours(row)) is not None}
-            yield f"{name}, GPU, bfloat16, {told}", against, ratios
-
-
-def _speedups(ours: Mapping[str, Row]) -> dict[str, float]:
-    return {case: row.speedup for case, row in ours.items() if row.speedup is not None}
-
-
-def _over_best() -> dict[str, float]:
-    """Return by case the time of the fastest of the others over that of ours, of NumPy on a CPU."""
-    rows = [row for row in _kept(CPU).measured if row.framework == "numpy" and not row.backward and row.seconds]
-    others: dict[str, float] = {}
-    for row in rows:
-        if row.what != EINSUM:
-            others[row.case] = min(others.get(row.case, row.seconds or 0.0), row.seconds or 0.0)
-    ours = _right(rows, what=EINSUM)
-    return {case: others[case] / row.seconds for case, row in ours.items() if row.seconds and case in others}
+# What each line is about and against, of which results, what it tells of a row, and of which rows.
+LINES: tuple[Line, ...] = (
+    ("MXNet, one CPU thread, float32", "`mx.np.einsum`", ISSUE.format(1), _speedup,
+     {"framework": "mxnet", "backward": False}),
+    ("NumPy, 2 CPU threads, float32", "the better of `np.einsum(optimize=True)` and opt_einsum", CPU, best_over_ours,
+     {"framework": "numpy", "backward": False}),
+    *((f"torch, 2 CPU threads, {dtype}", "`torch.einsum`", CPU, _speedup,
+       {"framework": "torch", "dtype": dtype, "backward": False}) for dtype in ("float32", "bfloat16")),
+    *((f"torch, GPU, {told}", "`torch.einsum`", GPU, _speedup, {"dtype": dtype, "backward": False})
+      for dtype, told in ON_GPU.items()),
+    *((f"CuPy, GPU, {ON_GPU[dtype]}", "`cupy.einsum`", CUPY, _speedup, {"dtype": dtype, "backward": False})
+      for dtype in ("float16", "float32")),
+    *((f"{'fused layers' if study == 'ops' else study}, GPU, bfloat16, forward{' and backward' * backward}", against,
+       f"{study}-*", best_over_ours, {"dtype": "bfloat16", "backward": backward})
+      for study, against in PEERS.items() for backward in (False, True)),
+)  # fmt: skip
 
 
 def _files() -> str:
@@ -257,9 +226,9 @@ def _files() -> str:
     return markdown_table(("file", "study", "device", "date"), cells)
 
 
+# What makes each section, by name.
 SECTIONS: dict[str, Callable[[], str]] = {
     "issue": _issue,
-    "issue-on-two-threads": _issue_on_two_threads,
     "floors": _floors,
     "contraction-means": partial(_means, "contraction"),
     "overhead": _overhead,
@@ -271,4 +240,3 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "results": _results,
     "files": _files,
 }
-"""What makes each section, by name."""

@@ -16,6 +16,7 @@ from einops_fast.profiles.reporting.results import ROOT
 
 __all__ = ["PAGES", "REFERENCE", "names_of", "public_names"]
 
+# The names on each page of ``docs/reference``, by the module to import them from; ``()`` for its ``__all__``.
 PAGES: dict[str, dict[str, tuple[str, ...]]] = {
     "einops_fast": {
         "einops_fast": (
@@ -57,7 +58,6 @@ PAGES: dict[str, dict[str, tuple[str, ...]]] = {
         "einops_fast.backends.ndarray": ("NdarrayBackend",),
     },
 }
-"""The names on each page of ``docs/reference``, by the module to import them from; ``()`` for its ``__all__``."""
 
 _LISTS = {"Args": "Arguments", "Raises": "Raises", "Attributes": "Attributes"}
 _TEXTS = ("Returns", "Yields")
@@ -276,8 +276,8 @@ def _capabilities() -> str:
     return markdown_table(("on compute capability", *names), rows)
 
 
+# What makes each section of the reference: by page, and what follows from the source in another way.
 REFERENCE: dict[str, Callable[[], str]] = {
     **{page: partial(_page, page) for page in PAGES},
     "capabilities": _capabilities,
 }
-"""What makes each section of the reference: by page, and what follows from the source in another way."""

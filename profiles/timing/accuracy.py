@@ -21,12 +21,8 @@ __all__ = ["EPSILON", "Reference", "allowed", "random_values"]
 Values = NDArray[np.float64]
 
 EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
-
-_LARGEST = 5.0
-"""How many times its size the largest of many sums of products is."""
-
-REFERENCE_WORK = 5e8
-"""Multiplications that a float64 reference may take; of a larger result only a grid is compared."""
+_LARGEST = 5.0  # How many times its size the largest of many sums of products is
+REFERENCE_WORK = 5e8  # Multiplications that a float64 reference may take; of a larger result only a grid is compared
 
 
 def random_values(shapes: Sequence[Shape], seed: int) -> list[Values]:

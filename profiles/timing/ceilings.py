@@ -51,17 +51,11 @@ def measure_ceilings(framework: Framework, dtype: str, effort: Effort) -> Ceilin
 
 @dataclass(frozen=True)
 class Work:
-    """What has to be done for a case at least.
+    """What has to be done for a case at least."""
 
-    Attributes:
-        moved: bytes of operands and results.
-        flops: floating-point operations.
-        floor: seconds that they take at the ceilings.
-    """
-
-    moved: int
-    flops: int
-    floor: float
+    moved: int  # bytes of operands and results
+    flops: int  # floating-point operations
+    floor: float  # seconds that they take at the ceilings
 
     @classmethod
     def of(cls, passes: Iterable[tuple[int, int]], dtype: str, ceilings: Ceilings) -> Work:

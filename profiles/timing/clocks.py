@@ -14,11 +14,8 @@ __all__ = ["Clock", "EventClock", "HostClock", "host_seconds", "no_collection"]
 
 Call = Callable[[], object]
 
-HOST_CALLS = 20
-"""Calls of which the host's time is the median, if they end soon."""
-
-HOST_SECONDS = 0.1
-"""After so long there are no more of them than three."""
+HOST_CALLS = 20  # Calls of which the host's time is the median, if they end soon
+HOST_SECONDS = 0.1  # After so long there are no more of them than three
 
 
 class Clock(Protocol):

@@ -17,6 +17,7 @@ from einops_fast.profiles.timing.processors import available_threads, cpu_name, 
 
 __all__ = ["environment", "versions"]
 
+# What nvidia-smi is asked.
 GPU_QUERY = {
     "driver": "driver_version",
     "GPU memory": "memory.total",
@@ -28,15 +29,14 @@ GPU_QUERY = {
     "persistence mode": "persistence_mode",
     "ECC": "ecc.mode.current",
 }
-"""What nvidia-smi is asked."""
 
 LIBRARIES = (
     "numpy", "opt_einsum", "nvidia-cutlass-dsl", "nvidia-cublas", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13",
     "liger-kernel", "quack-kernels", "transformers",
 )  # fmt: skip
 
+# Variables of others that change what is run.
 SETTINGS = ("CUDA_VISIBLE_DEVICES", "NVIDIA_TF32_OVERRIDE", "TRITON_INTERPRET", "MXNET_SUBGRAPH_BACKEND")
-"""Variables of others that change what is run."""
 
 
 def versions(framework: Framework) -> dict[str, str]:

@@ -30,69 +30,46 @@ __all__ = [
     "paired_ratio", "reason", "time_calls", "time_ways", "too_wrong",
 ]  # fmt: skip
 
-FIRST_CALL = 60.0
-"""Seconds that the first calls of a way may take: it may compile, and ours measures."""
-
-LOST_ROUNDS = 5
-"""After so many rounds a way that is far behind may stop."""
-
-MOST_FLUSHES = 256
-"""How often the cache is emptied before a call at most."""
+FIRST_CALL = 60.0  # Seconds that the first calls of a way may take: it may compile, and ours measures
+LOST_ROUNDS = 5  # After so many rounds a way that is far behind may stop
+MOST_FLUSHES = 256  # How often the cache is emptied before a call at most
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to measure.
+    """How long to measure."""
 
-    Attributes:
-        rounds: the most rounds.
-        seconds: rounds start while these last, but three in any case.
-        warm_up: seconds of calls that don't count, for each way.
-        lost: a way that takes this many times as long as the fastest stops after :data:`LOST_ROUNDS` rounds.
-        settling: seconds of rounds that don't count: under heavy work, a device's clock falls within some of them.
-    """
-
-    rounds: int
-    seconds: float
-    warm_up: float
-    lost: float = inf
+    rounds: int  # the most rounds
+    seconds: float  # rounds start while these last, but three in any case
+    warm_up: float  # seconds of calls that don't count, for each way
+    lost: float = inf  # a way that takes this many times as long as the fastest stops after `LOST_ROUNDS` rounds
+    # seconds of rounds that don't count: under heavy work, a device's clock falls within some of them.
     settling: float = 0.0
 
 
 FULL = Effort(rounds=21, seconds=5.0, warm_up=0.1)
+# For many ways on a GPU, where a round is short and steady.
 BRIEF = Effort(rounds=15, seconds=2.0, warm_up=0.02, lost=2.0)
-"""For many ways on a GPU, where a round is short and steady."""
 QUICK = Effort(rounds=3, seconds=0.0, warm_up=0.0)
 
 
 @dataclass(frozen=True)
 class Timing:
-    """What came out for one way.
-
-    Attributes:
-        seconds: median over the rounds; ``None`` if the way failed, because a wrong result has no speed.
-        spread: interquartile range of the rounds, in seconds.
-        speedup: the native way's time over this one's, as the median within rounds.
-        error: the largest, relative to the size of the result (see :mod:`einops_fast.profiles.timing.accuracy`).
-        failure: why the way doesn't count; empty if it does.
-        details: the traceback of the failure, if it was an exception.
-        rounds: seconds of each round.
-        absent: the failure is nobody's fault: what the way needs isn't here.
-        host: seconds of the host for the call, on a GPU.
-        way: what was timed; ``call`` of ``operands``, if it could be.
-    """
+    """What came out for one way."""
 
     name: str
+    # median over the rounds; `None` if the way failed, because a wrong result has no speed.
     seconds: float | None = None
-    spread: float | None = None
-    speedup: float | None = None
+    spread: float | None = None  # interquartile range of the rounds, in seconds
+    speedup: float | None = None  # the native way's time over this one's, as the median within rounds
+    # the largest, relative to the size of the result (see `einops_fast.profiles.timing.accuracy`).
     error: float | None = None
-    failure: str = ""
-    details: str = ""
-    rounds: tuple[float, ...] = ()
-    absent: bool = False
-    host: float | None = None
-    way: Way | None = None
+    failure: str = ""  # why the way doesn't count; empty if it does
+    details: str = ""  # the traceback of the failure, if it was an exception
+    rounds: tuple[float, ...] = ()  # seconds of each round
+    absent: bool = False  # the failure is nobody's fault: what the way needs isn't here
+    host: float | None = None  # seconds of the host for the call, on a GPU
+    way: Way | None = None  # what was timed; `call` of `operands`, if it could be
     call: Call | None = None
     operands: tuple[Any, ...] = ()
 
@@ -106,8 +83,8 @@ class Timing:
 
 Errors = tuple[float, ...]
 
+# The errors of a way and why it doesn't count, given the errors of the native way where these are small enough.
 Judge = Callable[[Way, Errors | None], tuple[Errors, str]]
-"""The errors of a way and why it doesn't count, given the errors of the native way where these are small enough."""
 
 
 def compare(

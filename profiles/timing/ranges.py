@@ -11,8 +11,8 @@ from typing import Any
 
 __all__ = ["WATCHED", "is_watched", "ranged", "recorded"]
 
+# Set by nvprof, nsys and ncu in the program that they watch: two profilers can't share a GPU.
 WATCHED = ("CUDA_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID", "NV_COMPUTE_PROFILER_PERFWORKS_DIR")
-"""Set by nvprof, nsys and ncu in the program that they watch: two profilers can't share a GPU."""
 
 
 def is_watched() -> bool:

@@ -216,7 +216,7 @@ def test_listing(tmp_path, capsys):
         ("{", "isn't"),
         ('{"traceEvents": []}', "no kernels"),
         ("Name,Size,Calls\nx,1,2\n", "none of its columns is a time"),
-        ('"Kernel Name","sm__cycles.avg"\n"","cycle"\n"k","5"\n', "let ncu collect that"),
+        ('"Kernel Name","sm__cycles.avg"\n"","cycle"\n"k","5"\n', "ncu has to collect gpu__time_duration.sum"),
         ('"Kernel Name","gpu__time_duration.sum"\n"","cycle"\n"k","5"\n', "no unit of time"),
     ],
 )
