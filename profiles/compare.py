@@ -11,20 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from einops_fast.profiles.frameworks import installed
+from einops_fast.profiles.reporting import report
 from einops_fast.profiles.reporting.earlier import check_same_machine, compared, earlier_result, finished
 from einops_fast.profiles.reporting.html_report import html_page
 from einops_fast.profiles.reporting.plots import draw
 from einops_fast.profiles.reporting.records import ALL, Ceiling, Extent, Machine, Note, Options, Record, Row
-from einops_fast.profiles.reporting.report import (
-    Table,
-    console,
-    environment_table,
-    measured_on,
-    print_table,
-    save,
-    skips_table,
-    slug,
-)
 from einops_fast.profiles.reporting.results import Result
 from einops_fast.profiles.studies import STUDIES
 from einops_fast.profiles.timing.limits import interrupts
@@ -108,13 +99,13 @@ def run_studies(names: Sequence[str], run: Run) -> int:
     if results:
         page = run.folder / ("report.html" if all(result.whole for result in results) else "report-partial.html")
         page.write_text(html_page(results), encoding="utf-8")
-        console().print(f"wrote {page}", highlight=False)
+        report.console().print(f"wrote {page}", highlight=False)
     return max(outcome.status for outcome in outcomes)
 
 
 def run_study(name: str, run: Run) -> Outcome:
     """Measure in one process per framework, one after another; keep, draw and show what they found."""
-    to = console()
+    to = report.console()
     before = earlier_result(run.resumed, name)
     options = replace(run.options, done=() if before is None else finished(before, run.options))
     found = _begun(before, options.done)
@@ -141,8 +132,8 @@ def run_study(name: str, run: Run) -> Outcome:
     paths: list[Path] = []
     if result is not None:
         cases = "" if options.cases == "public" else f"-{Path(options.cases).stem}"
-        base = slug(f"{name}{cases}", measured_on(found.machines))
-        paths = save(run.folder / "-".join((base, *options.dtypes)), result, tables)
+        base = report.slug(f"{name}{cases}", report.measured_on(found.machines))
+        paths = report.save(run.folder / "-".join((base, *options.dtypes)), result, tables)
         paths += draw(result, run.folder / base) if result.whole else []
     _show(to, tables, found, rows, run.verbose)
     for path in paths:
@@ -201,11 +192,13 @@ def _is_whole(name: str, run: Run) -> bool:
     return not (run.frameworks or options.only or options.quick or options.forward_only or some_peers)
 
 
-def _result(name: str, found: _Found, tables: Sequence[Table], options: Options, *, whole: bool) -> Result | None:
+def _result(
+    name: str, found: _Found, tables: Sequence[report.Table], options: Options, *, whole: bool
+) -> Result | None:
     """Return what is kept of a run, if anything was measured."""
     if not found.machines or not found.done:
         return None
-    machine = measured_on(found.machines)
+    machine = report.measured_on(found.machines)
     return Result(
         name,
         machine.device,
@@ -223,11 +216,11 @@ def _result(name: str, found: _Found, tables: Sequence[Table], options: Options,
     )
 
 
-def _show(to: Console, tables: Sequence[Table], found: _Found, rows: Sequence[Row], verbose: bool) -> None:
+def _show(to: Console, tables: Sequence[report.Table], found: _Found, rows: Sequence[Row], verbose: bool) -> None:
     environment = {each.framework: each.environment for each in found.machines if each.environment}
-    for table in (*tables, skips_table(rows), environment_table(environment)):
+    for table in (*tables, report.skips_table(rows), report.environment_table(environment)):
         if table.cells:
-            print_table(to, table)
+            report.print_table(to, table)
     for note in dict.fromkeys(found.notes):
         to.print(note, highlight=False, markup=False)
     for row in rows:

@@ -34,18 +34,8 @@ from einops_fast.profiles.reporting.records import (
     skipped,
 )
 from einops_fast.profiles.reporting.report import Table
+from einops_fast.profiles.timing import measure as runner
 from einops_fast.profiles.timing.ceilings import Ceilings, Work, measure_ceilings
-from einops_fast.profiles.timing.measure import (
-    BRIEF,
-    FULL,
-    QUICK,
-    Effort,
-    Timing,
-    check,
-    fastest,
-    paired_ratio,
-    time_ways,
-)
 from einops_fast.profiles.timing.memory import peak_memory
 from einops_fast.profiles.ways import Call, Compiler, Inputs, Way, available, bind, inputs
 
@@ -85,7 +75,10 @@ class Study(ABC):
     on_cpu: tuple[str, ...] = ()  # ways that are measured on a CPU if nobody asks for others; all if empty
     needs_torch: bool = True  # it is about torch's tensors alone
     dtypes: Mapping[str, tuple[str, ...]]  # measured by default, by framework and device or by device
-    efforts: Mapping[str, Effort] = {"cpu": FULL, "gpu": BRIEF}  # how long to measure, by device
+    efforts: Mapping[str, runner.Effort] = {
+        "cpu": runner.FULL,
+        "gpu": runner.BRIEF,
+    }  # how long to measure, by device
     hides_launches: bool = False  # on a GPU, the host queues a whole call before its time begins
     profiled: bool = False  # the kernels of each call are looked at too
     compiled: tuple[str, ...] = ()  # ways that are compiled before anything is timed, within `ahead_seconds`
@@ -111,11 +104,11 @@ class Study(ABC):
         """Operands of a case; ``shared`` ones have the same values in every framework."""
         return inputs(task.case, framework, task.dtype, seed, task.backward, shared=shared)
 
-    def check(self, task: Task, ways: Sequence[Way]) -> list[Timing]:
+    def check(self, task: Task, ways: Sequence[Way]) -> list[runner.Timing]:
         """Whether each way is right; without those that aren't made for the case."""
-        return check(task.case, ways, task.dtype, backward=task.backward)
+        return runner.check(task.case, ways, task.dtype, backward=task.backward)
 
-    def told(self, task: Task, row: Row, timing: Timing) -> Row:
+    def told(self, task: Task, row: Row, timing: runner.Timing) -> Row:
         """The row with what only this study knows about a call."""
         return row
 
@@ -205,7 +198,7 @@ class Study(ABC):
         if self.needs_torch and framework.name != "torch":
             yield skipped(framework.name, self.ours, "this is measured on torch's tensors")
             return
-        effort = QUICK if options.quick else self.efforts[framework.device]
+        effort = runner.QUICK if options.quick else self.efforts[framework.device]
         plan = self.plan(framework, options)
         yield Extent(sum(len(directions) for tasks in plan.values() for _, directions in tasks))
         names, told = self.offered(framework, options)
@@ -236,24 +229,24 @@ class Study(ABC):
                             later.append((replace(task, shared=None), row))
         yield from self._profiled(later, options.trace)
 
-    def rows(self, task: Task, effort: Effort, ceilings: Ceilings) -> Iterator[Row]:
+    def rows(self, task: Task, effort: runner.Effort, ceilings: Ceilings) -> Iterator[Row]:
         """A row for every way of a case; the case's failure as that of ours."""
         work = Work.of(task.case.passes(task.backward), task.dtype, ceilings)
         try:
             timed = self._timed(task, effort, ceilings)
         except Exception as error:  # a case that doesn't fit the machine's memory, say, isn't the end
-            timed = [Timing.failed(self.ours, error)]
+            timed = [runner.Timing.failed(self.ours, error)]
         native = next((timing for timing in timed if timing.name == self.native), None)
         rivals = [timing for timing in timed if timing.name in self.peers and timing.name not in self.unrivalled]
-        best = fastest(rivals)
+        best = runner.fastest(rivals)
         for timing in timed:
             if native and timing.name not in self.unrivalled:
-                timing = replace(timing, speedup=paired_ratio(native, timing))
+                timing = replace(timing, speedup=runner.paired_ratio(native, timing))
             row = Row.of(task.framework.name, task.case, task.dtype, timing, work, backward=task.backward)
             if timing.name in self.guests:
                 row = replace(row, guest=True)
             if best is not None and is_own(timing.name):
-                row = replace(row, best=best.name, to_best=paired_ratio(timing, best))
+                row = replace(row, best=best.name, to_best=runner.paired_ratio(timing, best))
             if timing.call is not None and timing.way is not None:
                 # Who can't tell was measured all the same.
                 with timing.way.around(), suppress(Exception):
@@ -262,10 +255,10 @@ class Study(ABC):
                     row = self.told(task, row, timing)
             yield row
 
-    def _timed(self, task: Task, effort: Effort, ceilings: Ceilings) -> list[Timing]:
+    def _timed(self, task: Task, effort: runner.Effort, ceilings: Ceilings) -> list[runner.Timing]:
         ways = self.ways(task)
         shared = len({way.framework.name for way in ways}) > 1
-        return time_ways(
+        return runner.time_ways(
             self.check(task, ways),
             lambda framework: self.inputs(task, framework, 1, shared=shared),
             effort,

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import cache, partial
+from textwrap import dedent
 
 from einops_fast.backends.capabilities import GENERATIONS, PATHS
 from einops_fast.profiles.reporting.report import markdown_table
@@ -16,52 +17,39 @@ from einops_fast.profiles.reporting.results import ROOT
 
 __all__ = ["PAGES", "REFERENCE", "names_of", "public_names"]
 
-# The names on each page of ``docs/reference``, by the module to import them from; ``()`` for its ``__all__``.
-PAGES: dict[str, dict[str, tuple[str, ...]]] = {
+# The names on each page of ``docs/reference``, by the module to import them from; nothing for its ``__all__``.
+PAGES: dict[str, dict[str, str]] = {
     "einops_fast": {
-        "einops_fast": (
-            "fast_einsum",
-            "contract_expression",
-            "ContractExpression",
-            "explain",
-            "autotune",
-            "wait_for_kernels",
-            "allow_precision",
-            "profile",
-            "EinsumError",
-            "SubscriptsError",
-            "ShapeError",
-            "OperandError",
-            "__version__",
-        ),
-        "einops_fast.explanation": ("Explanation",),
-        "einops_fast.observing.profile_table": ("Profile",),
-        "einops_fast.runtime.plan_cache": ("clear_plans",),
+        "einops_fast": "fast_einsum contract_expression ContractExpression explain autotune wait_for_kernels"
+        " allow_precision profile EinsumError SubscriptsError ShapeError OperandError __version__",
+        "einops_fast.explanation": "Explanation",
+        "einops_fast.observing.profile_table": "Profile",
+        "einops_fast.runtime.plan_cache": "clear_plans",
     },
     "attention": {
-        "einops_fast": ("attention", "scaled_dot_product_attention", "explain_attention", "attention_backend"),
-        "einops_fast.attention.explanation": ("AttentionExplanation",),
-        "einops_fast.attention.memory": ("score_memory",),
-        "einops_fast.attention.registry": ("register_implementation", "registered_implementations", "Implementation"),
+        "einops_fast": "attention scaled_dot_product_attention explain_attention attention_backend",
+        "einops_fast.attention.explanation": "AttentionExplanation",
+        "einops_fast.attention.memory": "score_memory",
+        "einops_fast.attention.registry": "register_implementation registered_implementations Implementation",
     },
-    "ops": {"einops_fast.ops": ()},
-    "nn": {"einops_fast.nn": ()},
-    "metrics": {"einops_fast.metrics": ()},
-    "patching": {"einops_fast": ("patch", "unpatch", "patched"), "einops_fast.patching.patch": ("FUNCTIONS",)},
+    "ops": {"einops_fast.ops": ""},
+    "nn": {"einops_fast.nn": ""},
+    "metrics": {"einops_fast.metrics": ""},
+    "patching": {"einops_fast": "patch unpatch patched", "einops_fast.patching.patch": "FUNCTIONS"},
     "compiling": {
-        "einops_fast": ("compile", "fusions"),
-        "einops_fast.compiler.report": ("FusionLog", "Fusion", "REASONS"),
+        "einops_fast": "compile fusions",
+        "einops_fast.compiler.report": "FusionLog Fusion REASONS",
     },
     "backends": {
-        "einops_fast": ("register_backend",),
-        "einops_fast.backends": ("Backend", "Operand", "Target", "Numerics", "get_backend", "registered"),
-        "einops_fast.backends.ndarray": ("NdarrayBackend",),
+        "einops_fast": "register_backend",
+        "einops_fast.backends": "Backend Operand Target Numerics get_backend registered",
+        "einops_fast.backends.ndarray": "NdarrayBackend",
     },
 }
 
 _LISTS = {"Args": "Arguments", "Raises": "Raises", "Attributes": "Attributes"}
 _TEXTS = ("Returns", "Yields")
-_HEADER = re.compile(rf"^({'|'.join([*_LISTS, *_TEXTS, 'Example', 'Examples'])}):$")
+_HEADER = re.compile(rf"^({'|'.join([*_LISTS, *_TEXTS, 'Example', 'Examples'])}):\n", re.MULTILINE)
 _ROLE = re.compile(r":\w+:`(~?)([\w.]+)`")
 _ENTRY = re.compile(r"^(\*{0,2}[\w.]+(?:, \*{0,2}[\w.]+)*): ?(.*)$")
 _WIDTH = 100
@@ -69,7 +57,7 @@ _WIDTH = 100
 
 def names_of(page: str) -> list[tuple[str, str]]:
     """The pairs of module and name on a page, in order."""
-    return [(module, name) for module, names in PAGES[page].items() for name in names or public_names(module)]
+    return [(module, name) for module, names in PAGES[page].items() for name in names.split() or public_names(module)]
 
 
 def public_names(module: str) -> tuple[str, ...]:
@@ -205,51 +193,27 @@ def _text(node: ast.stmt | None) -> str:
 
 
 def _markdown(docstring: str) -> str:
-    """A docstring in Google's style as Markdown."""
-    parts, lines = [], docstring.splitlines()
-    at = 0
-    while at < len(lines):
-        end = at + 1
-        header = _HEADER.match(lines[at])
-        if header:
-            while end < len(lines) and (not lines[end] or lines[end].startswith(" ")):
-                end += 1
-            parts += _section(header[1], _dedented(lines[at + 1 : end]))
-        elif lines[at]:
-            while end < len(lines) and lines[end] and not _HEADER.match(lines[end]):
-                end += 1
-            parts.append(_inline("\n".join(lines[at:end])))
-        at = end
+    """Return a docstring in Google's style, whose sections come last, as Markdown."""
+    text, *sections = _HEADER.split(docstring)
+    parts = [_inline(text.strip())] if text.strip() else []
+    for name, block in zip(sections[::2], sections[1::2], strict=True):
+        body = dedent(block).strip("\n")
+        if name in _LISTS:
+            parts += [f"**{_LISTS[name]}**", "\n".join(map(_entry, filter(None, body.splitlines())))]
+        elif name in _TEXTS:
+            parts += [f"**{name}**", _inline(body)]
+        else:
+            # doctest takes all lines up to an empty one for what an example prints.
+            parts.append(f"```python\n{body}\n\n```")
     return "\n\n".join(parts)
 
 
-def _section(name: str, block: Sequence[str]) -> list[str]:
-    if name in _LISTS:
-        return [f"**{_LISTS[name]}**", "\n".join(_entries(block))]
-    if name in _TEXTS:
-        return [f"**{name}**", _inline("\n".join(block))]
-    # doctest takes all lines up to an empty one for what an example prints.
-    return [f"```python\n{chr(10).join(block)}\n\n```"]
-
-
-def _entries(block: Sequence[str]) -> Iterator[str]:
-    for line in block:
-        entry = _ENTRY.match(line)
-        if entry:
-            names = ", ".join(f"`{name}`" for name in entry[1].split(", "))
-            yield f"- {names}: {_inline(entry[2])}".rstrip()
-        elif line:
-            yield f"  {_inline(line.strip())}"
-
-
-def _dedented(block: Sequence[str]) -> list[str]:
-    margin = min((len(line) - len(line.lstrip()) for line in block if line), default=0)
-    lines = [line[margin:] for line in block]
-    while lines and not lines[-1]:
-        lines.pop()
-    while lines and not lines[0]:
-        lines.pop(0)
-    return lines
+def _entry(line: str) -> str:
+    entry = _ENTRY.match(line)
+    if not entry:
+        return f"  {_inline(line.strip())}"
+    names = ", ".join(f"`{name}`" for name in entry[1].split(", "))
+    return f"- {names}: {_inline(entry[2])}".rstrip()
 
 
 def _inline(text: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -17,6 +17,7 @@ from einops_fast.profiles.timing.processors import available_threads, cpu_name, 
 
 __all__ = ["environment", "versions"]
 
+# What nvidia-smi is asked.
 # What nvidia-smi is asked.
 GPU_QUERY = {
     "driver": "driver_version",
@@ -32,7 +33,7 @@ GPU_QUERY = {
 
 LIBRARIES = (
     "numpy", "opt_einsum", "nvidia-cutlass-dsl", "nvidia-cublas", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13",
-    "liger-kernel", "quack-kernels", "transformers",
+    "cupy-cuda12x", "cupy-cuda13x", "liger-kernel", "quack-kernels", "transformers",
 )  # fmt: skip
 
 # Variables of others that change what is run.
@@ -50,30 +51,30 @@ def versions(framework: Framework) -> dict[str, str]:
 
 def environment(framework: Framework) -> dict[str, str]:
     """Everything else, by name; what can't be found out is left out."""
+    clocks = [float(value) for value in _values("/proc/cpuinfo", "cpu MHz")]
+    folder = Path(einops_fast.__file__).resolve().parent
+    commit = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    memory = _values("/proc/meminfo", "MemTotal")
     found = {
         "system": platform.platform(),
         "CPU": cpu_name(),
         "CPUs": f"{available_threads()} usable of {os.cpu_count()}",
         "threads": str(framework.threads),
-        "CPU clock": _cpu_clock(),
-        "CPU governor": _first_line("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
-        "memory": _memory(),
-        "einops_fast commit": _commit(Path(einops_fast.__file__).resolve().parent),
+        "CPU clock": f"{min(clocks):.0f}–{max(clocks):.0f} MHz" if clocks else "",
+        "CPU governor": "".join(_lines("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")).strip(),
+        "memory": f"{int(memory[0].split()[0]) / 2**20:.0f} GiB" if memory else "",
+        "einops_fast commit": "" if "site-packages" in folder.parts else _told(commit),
     }
     if framework.name == "torch":
         found |= _torch(framework)
-    if framework.name == "mxnet":
-        found |= _mxnet(framework)
     if framework.device == "gpu":
-        found |= _gpu()
+        query = f"--query-gpu={','.join(GPU_QUERY.values())}"
+        told = _told(["nvidia-smi", "--id=0", query, "--format=csv,noheader"]).partition("\n")[0]
+        found |= dict(zip(GPU_QUERY, map(str.strip, told.split(",")), strict=False))
     # Where the cache is makes no difference for times.
-    ours = {
-        name: value
-        for name, value in sorted(os.environ.items())
-        if name.startswith("EINOPS_FAST_") and name != "EINOPS_FAST_CACHE_DIR"
-    }
-    theirs = {name: os.environ[name] for name in (*thread_environment(1), *SETTINGS) if name in os.environ}
-    return {name: value for name, value in {**found, **ours, **theirs}.items() if value}
+    ours = (name for name in sorted(os.environ) if name.startswith("EINOPS_FAST_") and name != "EINOPS_FAST_CACHE_DIR")
+    found |= {name: os.environ.get(name, "") for name in (*ours, *thread_environment(1), *SETTINGS)}
+    return {name: value for name, value in found.items() if value}
 
 
 def _torch(framework: Any) -> dict[str, str]:
@@ -91,57 +92,20 @@ def _torch(framework: Any) -> dict[str, str]:
     return found
 
 
-def _mxnet(framework: Any) -> dict[str, str]:
-    with suppress(Exception):
-        features = framework.mx.runtime.Features()
-        return {"MXNet features": ", ".join(name for name, feature in features.items() if feature.enabled)}
-    return {}
-
-
-def _gpu() -> dict[str, str]:
-    command = ["nvidia-smi", "--id=0", f"--query-gpu={','.join(GPU_QUERY.values())}", "--format=csv,noheader"]
+def _told(command: Sequence[str]) -> str:
+    """Return what a command prints; nothing if it can't be run or fails."""
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return {}
-    values = [value.strip() for value in answer.splitlines()[0].split(",")] if answer.strip() else []
-    return dict(zip(GPU_QUERY, values, strict=False))
-
-
-def _cpu_clock() -> str:
-    clocks = [float(line.split(":")[1]) for line in _lines("/proc/cpuinfo") if line.startswith("cpu MHz")]
-    return f"{min(clocks):.0f}–{max(clocks):.0f} MHz" if clocks else ""
-
-
-def _memory() -> str:
-    total = next((line.split()[1] for line in _lines("/proc/meminfo") if line.startswith("MemTotal")), "")
-    return f"{int(total) / 2**20:.0f} GiB" if total else ""
-
-
-def _commit(folder: Path) -> str:
-    """The commit of a checkout, and whether files differ from it; nothing for an installed package."""
-    try:
-        told = subprocess.run(
-            ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
-            capture_output=True,
-            text=True,
-            timeout=20,
-        )
+        return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return ""
-    tracked = "site-packages" not in folder.parts
-    return told.stdout.strip() if tracked and told.returncode == 0 else ""
 
 
-def _first_line(path: str) -> str:
-    return next(iter(_lines(path)), "").strip()
+def _values(path: str, name: str) -> list[str]:
+    """Return what stands behind a name in the lines of a file of Linux's."""
+    return [line.partition(":")[2].strip() for line in _lines(path) if line.startswith(name)]
 
 
 def _lines(path: str) -> list[str]:
-    if sys.platform != "linux":
-        return []
-    try:
-        with open(path, encoding="utf-8") as file:
-            return file.readlines()
-    except OSError:
-        return []
+    with suppress(OSError), open(path, encoding="utf-8") as file:
+        return file.readlines()
+    return []

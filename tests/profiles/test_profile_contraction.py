@@ -63,14 +63,14 @@ def test_cases_come_from_the_family_asked_for_and_natives_are_always_there(numpy
 
 
 def test_a_case_that_fails_altogether_is_not_the_end(numpy, measured, mine, monkeypatch):
-    real = study.check
+    real = measure.check
 
     def check(case, *arguments, **options):
         if case.name == "words":
             raise MemoryError("no room for operands")
         return real(case, *arguments, **options)
 
-    monkeypatch.setattr(study, "check", check)
+    monkeypatch.setattr(measure, "check", check)
     rows = measured("contraction", numpy, cases=str(mine))
     assert rows[False, "words", OURS].failure == "MemoryError: no room for operands"
     assert not rows[False, "...i,i", OURS].failure

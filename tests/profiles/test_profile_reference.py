@@ -133,7 +133,7 @@ def test_page_has_signatures_and_docstrings_as_markdown(tmp_path, monkeypatch):
     (tmp_path / "sample_of_reference.py").write_text(SAMPLE)
     (tmp_path / "einops_fast").symlink_to(sections_reference.ROOT / "einops_fast")
     monkeypatch.setattr(sections_reference, "ROOT", tmp_path)
-    monkeypatch.setitem(PAGES, "sample", {"sample_of_reference": ()})
+    monkeypatch.setitem(PAGES, "sample", {"sample_of_reference": ""})
     sections_reference._places.cache_clear()
     try:
         assert sections_reference._page("sample") == PAGE
