@@ -9,7 +9,6 @@ from abc import ABC
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from traceback import format_exc
 from typing import Any, ClassVar
@@ -37,7 +36,7 @@ from einops_fast.profiles.reporting.report import Table
 from einops_fast.profiles.timing import measure as runner
 from einops_fast.profiles.timing.ceilings import Ceilings, Work, measure_ceilings
 from einops_fast.profiles.timing.memory import peak_memory
-from einops_fast.profiles.ways import Call, Compiler, Inputs, Way, available, bind, inputs
+from einops_fast.profiles.ways import Call, Compiler, Inputs, Way, bind, inputs
 
 __all__ = ["Study", "Task"]
 
@@ -97,8 +96,12 @@ class Study(ABC):
         return None
 
     def ways(self, task: Task) -> list[Way]:
-        """The ways to compute a case."""
-        return available(partial(self.makers[name], task) for name in task.names)
+        """The ways to compute a case, without those that aren't made for it."""
+        ways = []
+        for name in task.names:
+            with suppress(Unavailable):
+                ways.append(self.makers[name](task))
+        return ways
 
     def inputs(self, task: Task, framework: Framework, seed: int, *, shared: bool = False) -> Inputs:
         """Operands of a case; ``shared`` ones have the same values in every framework."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -11,12 +11,12 @@ from typing import Any
 
 import einops_fast
 from einops_fast.profiles.cases import Case, Shape
-from einops_fast.profiles.frameworks import Framework, Unavailable
+from einops_fast.profiles.frameworks import Framework
 from einops_fast.profiles.timing.accuracy import random_values
 from einops_fast.profiles.timing.limits import limited
 
 __all__ = [
-    "Around", "Bound", "Call", "Compiler", "Inputs", "Way", "answer", "available", "bind", "inputs", "laid_out",
+    "Around", "Bound", "Call", "Compiler", "Inputs", "Way", "answer", "bind", "inputs", "laid_out",
     "our_way", "stored_shapes",
 ]  # fmt: skip
 
@@ -65,17 +65,6 @@ class Way:
     def bind(self, given: Inputs) -> Bound:
         """The way on these inputs."""
         return Bound(self.prepare(self.call, *given.operands, *given.constants), given.operands)
-
-
-def available(makers: Iterable[Callable[[], Way]]) -> list[Way]:
-    """The ways of these makers, without those that aren't made for a case or lack something."""
-    ways = []
-    for make in makers:
-        try:
-            ways.append(make())
-        except Unavailable:
-            continue
-    return ways
 
 
 def our_way(framework: Framework, case: Case) -> Way:

@@ -34,12 +34,6 @@ Time (%),Total Time (ns),Instances,Avg (ns),Med (ns),Min (ns),Max (ns),StdDev (n
 0.7,20000,1,20000.0,20000.0,20000,20000,0.0,"{COPY}"
 """
 
-NSYS_TRACE = f"""Start (ns),Duration (ns),CorrId,GrdX,GrdY,GrdZ,BlkX,Device,Strm,Name
-100,1000000,1,8,8,1,128,NVIDIA H200 (0),7,"{GEMM}"
-200,2000000,2,8,8,1,128,NVIDIA H200 (0),7,"{GEMM}"
-300,20000,3,8,8,1,128,NVIDIA H200 (0),7,"{COPY}"
-"""
-
 NCU_RAW = f"""==PROF== Connected to process 12
 ==PROF== Disconnected from process 12
 "ID","Process ID","Kernel Name","Block Size","gpu__time_duration.sum","sm__cycles.avg"
@@ -65,23 +59,13 @@ NVPROF_SUMMARY = f"""==12== NVPROF is profiling process 12, command: python prof
 "API calls",98.0,250.000000,3,80.0,1.0,200.0,"cudaMalloc"
 """
 
-NVPROF_TRACE = f"""==12== Profiling result:
-"Start","Duration","Grid X","Device","Name"
-ms,us,,,
-1.5,1000.0,8,"Tesla V100 (0)","{GEMM}"
-2.5,2000.0,8,"Tesla V100 (0)","{GEMM}"
-5.5,20.0,8,"Tesla V100 (0)","{COPY}"
-"""
-
 TEXTS = {
     "torch.json": json.dumps(TORCH_GPU),
     "list.json": json.dumps(TORCH_GPU["traceEvents"]),
     "nsys-summary.csv": NSYS_SUMMARY,
-    "nsys-trace.csv": NSYS_TRACE,
     "ncu-raw.csv": NCU_RAW,
     "ncu-details.csv": NCU_DETAILS,
     "nvprof-summary.csv": NVPROF_SUMMARY,
-    "nvprof-trace.csv": NVPROF_TRACE,
 }
 
 
