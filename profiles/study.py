@@ -34,7 +34,7 @@ from einops_fast.profiles.reporting.records import (
 )
 from einops_fast.profiles.reporting.report import Table
 from einops_fast.profiles.timing import measure as runner
-from einops_fast.profiles.timing.ceilings import Ceilings, Work, measure_ceilings
+from einops_fast.profiles.timing.ceilings import Work, measure_ceilings
 from einops_fast.profiles.timing.memory import peak_memory
 from einops_fast.profiles.ways import Call, Compiler, Inputs, Way, bind, inputs
 
@@ -216,7 +216,7 @@ class Study(ABC):
             except Unavailable as missing:
                 yield skipped(framework.name, self.ours, str(missing), dtype=dtype)
                 continue
-            yield Ceiling(framework.name, dtype, ceilings.bandwidth, ceilings.flops)
+            yield ceilings
             yield Note(
                 f"{framework.name} {dtype} reaches {ceilings.bandwidth / 1e9:.0f} GB/s in a copy"
                 f" and {ceilings.flops / 1e9:.0f} GFLOP/s in a GEMM"
@@ -232,7 +232,7 @@ class Study(ABC):
                             later.append((replace(task, shared=None), row))
         yield from self._profiled(later, options.trace)
 
-    def rows(self, task: Task, effort: runner.Effort, ceilings: Ceilings) -> Iterator[Row]:
+    def rows(self, task: Task, effort: runner.Effort, ceilings: Ceiling) -> Iterator[Row]:
         """A row for every way of a case; the case's failure as that of ours."""
         work = Work.of(task.case.passes(task.backward), task.dtype, ceilings)
         try:
@@ -258,7 +258,7 @@ class Study(ABC):
                     row = self.told(task, row, timing)
             yield row
 
-    def _timed(self, task: Task, effort: runner.Effort, ceilings: Ceilings) -> list[runner.Timing]:
+    def _timed(self, task: Task, effort: runner.Effort, ceilings: Ceiling) -> list[runner.Timing]:
         ways = self.ways(task)
         shared = len({way.framework.name for way in ways}) > 1
         return runner.time_ways(

@@ -13,7 +13,6 @@ from einops_fast.profiles.reporting.charts import Chart
 from einops_fast.profiles.reporting.records import Ceiling, Note, Options, Record, Row
 from einops_fast.profiles.reporting.report import Table, geomean
 from einops_fast.profiles.study import Study, Task
-from einops_fast.profiles.timing.ceilings import Ceilings
 from einops_fast.profiles.timing.measure import FULL, QUICK, Effort, Timing, too_wrong
 from einops_fast.profiles.ways import Inputs, Way
 
@@ -55,7 +54,7 @@ class FirstCallsStudy(Study):
         longest = max(task.case.lengths)
         return next(iter(batches(task.case, framework, task.dtype, task.backward, [longest])))
 
-    def rows(self, task: Task, effort: Effort, ceilings: Ceilings) -> Iterator[Row]:
+    def rows(self, task: Task, effort: Effort, ceilings: Ceiling) -> Iterator[Row]:
         """A row for each of the two processes."""
         framework, before = task.framework, None
         passes, longest = (QUICK_PASSES, QUICK_LONGEST) if effort is QUICK else (PASSES, LONGEST)

@@ -170,10 +170,10 @@ class Extent:
 class Ceiling:
     """What a device reaches in a dtype: bytes per second of a large copy, FLOP/s of a large matrix product."""
 
-    framework: str
-    dtype: str
     bandwidth: float
     flops: float
+    framework: str = ""
+    dtype: str = ""
 
 
 Record = Row | Machine | Note | Extent | Ceiling

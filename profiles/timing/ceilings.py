@@ -14,23 +14,16 @@ from math import inf
 from einops_fast import fast_einsum
 from einops_fast.profiles.cases import ITEM_SIZES
 from einops_fast.profiles.frameworks import Framework
+from einops_fast.profiles.reporting.records import Ceiling
 from einops_fast.profiles.timing.measure import Effort, time_calls
 
-__all__ = ["Ceilings", "Work", "measure_ceilings"]
+__all__ = ["Work", "measure_ceilings"]
 
 COPY_BYTES = {"cpu": 256 << 20, "gpu": 1 << 30}
 GEMM_EXTENT = {"cpu": 2048, "gpu": 8192}
 
 
-@dataclass(frozen=True)
-class Ceilings:
-    """Bytes per second of a large copy, reads and writes counted, and FLOP/s of a large square GEMM."""
-
-    bandwidth: float
-    flops: float
-
-
-def measure_ceilings(framework: Framework, dtype: str, effort: Effort) -> Ceilings:
+def measure_ceilings(framework: Framework, dtype: str, effort: Effort) -> Ceiling:
     """The best that copies and GEMMs of the framework's arrays reach on their device, by its own calls or by ours.
 
     A framework's own may be far from what the device can do: cupy.matmul leaves the tensor cores alone.
@@ -46,7 +39,8 @@ def measure_ceilings(framework: Framework, dtype: str, effort: Effort) -> Ceilin
     # They don't compete: neither may stop early.
     times = time_calls(calls, framework.clock(), effort=replace(effort, lost=inf))
     copy_seconds, *gemm_seconds = map(min, times)
-    return Ceilings(2 * COPY_BYTES[framework.device] / copy_seconds, 2 * extent**3 / min(gemm_seconds))
+    bandwidth = 2 * COPY_BYTES[framework.device] / copy_seconds
+    return Ceiling(bandwidth, 2 * extent**3 / min(gemm_seconds), framework.name, dtype)
 
 
 @dataclass(frozen=True)
@@ -58,7 +52,7 @@ class Work:
     floor: float  # seconds that they take at the ceilings
 
     @classmethod
-    def of(cls, passes: Iterable[tuple[int, int]], dtype: str, ceilings: Ceilings) -> Work:
+    def of(cls, passes: Iterable[tuple[int, int]], dtype: str, ceilings: Ceiling) -> Work:
         """The work of passes over the data one after another, each of so many elements and FLOPs."""
         done = [(elements * ITEM_SIZES[dtype], flops) for elements, flops in passes]
         floors = (max(moved / ceilings.bandwidth, flops / ceilings.flops) for moved, flops in done)

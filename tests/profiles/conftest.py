@@ -7,9 +7,8 @@ import json
 import pytest
 
 from einops_fast.profiles import frameworks, study
-from einops_fast.profiles.reporting.records import Machine, Options, Row
+from einops_fast.profiles.reporting.records import Ceiling, Machine, Options, Row
 from einops_fast.profiles.studies import STUDIES
-from einops_fast.profiles.timing.ceilings import Ceilings
 
 
 @pytest.fixture
@@ -26,7 +25,7 @@ def torch():
 @pytest.fixture(autouse=True)
 def _ceilings(monkeypatch):
     """To measure them takes longer than small cases."""
-    monkeypatch.setattr(study, "measure_ceilings", lambda *arguments: Ceilings(bandwidth=1e10, flops=1e11))
+    monkeypatch.setattr(study, "measure_ceilings", lambda *arguments: Ceiling(bandwidth=1e10, flops=1e11))
 
 
 @pytest.fixture

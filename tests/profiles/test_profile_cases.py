@@ -9,8 +9,9 @@ from einops_fast import fast_einsum
 from einops_fast.profiles import frameworks, ways
 from einops_fast.profiles.cases import BACKWARD, CONTRACTIONS, ITEM_SIZES, PROBLEMS, Case, select
 from einops_fast.profiles.contraction.cases import EXTRA, FAMILIES, MODELS
+from einops_fast.profiles.reporting.records import Ceiling
 from einops_fast.profiles.timing import accuracy
-from einops_fast.profiles.timing.ceilings import Ceilings, Work
+from einops_fast.profiles.timing.ceilings import Work
 from einops_fast.profiles.ways import laid_out, stored_shapes
 
 
@@ -89,7 +90,7 @@ def test_select_by_parts_of_names():
 )
 def test_floor_is_the_published_one(name, microseconds):
     case = next(case for case in CONTRACTIONS if case.name == name)
-    h200 = Ceilings(bandwidth=4.24e12, flops=50.9e12)
+    h200 = Ceiling(bandwidth=4.24e12, flops=50.9e12)
     assert Work.of(case.passes(), "float32", h200).floor * 1e6 == pytest.approx(microseconds, rel=0.01)
 
 
@@ -111,7 +112,7 @@ def test_elements_and_flops_are_those_that_are_left(case, elements, flops):
 
 def test_work_of_backward():
     case = Case("c", "ij,jk->ik", ((2, 3), (3, 4)))
-    ceilings = Ceilings(bandwidth=1.0, flops=1e9)
+    ceilings = Ceiling(bandwidth=1.0, flops=1e9)
     forward, both = (Work.of(case.passes(backward), "float32", ceilings) for backward in (False, True))
     assert (forward.moved, forward.flops) == (4 * (6 + 12 + 8), 48)
     # Operands and cotangent are read, and the gradients of both operands written.

@@ -131,7 +131,7 @@ def test_a_result_is_read_as_it_was_written(tmp_path):
         {"torch": "2"},
         ("note",),
         rows,
-        (Ceiling("torch", "float32", 1.0, 2.0),),
+        (Ceiling(1.0, 2.0, "torch", "float32"),),
         {"torch": {"CPU": "some"}},
         ({"title": "t"},),
     )

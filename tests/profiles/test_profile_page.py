@@ -49,7 +49,7 @@ RESULT = Result(
     {"torch": "2"},
     ("a note",),
     ROWS,
-    (Ceiling("torch", "float32", 1e12, 5e13),),
+    (Ceiling(1e12, 5e13, "torch", "float32"),),
     {"torch": {"CPU": "fast"}, "numpy": {"CPU": "fast", "clock": "1 GHz"}},
 )
 
