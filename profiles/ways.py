@@ -16,7 +16,7 @@ from einops_fast.profiles.timing.accuracy import random_values
 from einops_fast.profiles.timing.limits import limited
 
 __all__ = [
-    "Around", "Bound", "Call", "Compiler", "Inputs", "Way", "answer", "bind", "inputs", "laid_out",
+    "Around", "Call", "Compiler", "Inputs", "Way", "answer", "bind", "inputs", "laid_out",
     "our_way", "stored_shapes",
 ]  # fmt: skip
 
@@ -37,14 +37,6 @@ class Inputs:
     backward: bool = False  # whether gradients are wanted
 
 
-@dataclass(frozen=True)
-class Bound:
-    """A way with what it works on: the call, and the arrays whose gradients are wanted."""
-
-    forward: Call
-    leaves: tuple[Any, ...]
-
-
 def _same(array: Any) -> Any:
     return array
 
@@ -62,9 +54,9 @@ class Way:
     prepare: Callable[..., Call] = partial
     finish: Callable[[Any], Any] = _same  # brings the result to an array of `framework`, outside the time measured
 
-    def bind(self, given: Inputs) -> Bound:
-        """The way on these inputs."""
-        return Bound(self.prepare(self.call, *given.operands, *given.constants), given.operands)
+    def bind(self, given: Inputs) -> tuple[Call, tuple[Any, ...]]:
+        """The call on these inputs, and the arrays whose gradients are wanted."""
+        return self.prepare(self.call, *given.operands, *given.constants), given.operands
 
 
 def our_way(framework: Framework, case: Case) -> Way:
@@ -119,10 +111,10 @@ class Compiler:
 
 def bind(way: Way, given: Inputs) -> Call:
     """A way as a call without arguments: of the result or, where gradients are wanted, of these."""
-    bound = way.bind(given)
+    forward, leaves = way.bind(given)
     if not given.backward:
-        return bound.forward
-    return lambda: way.framework.gradient(bound.forward, bound.leaves, given.cotangents)[1]
+        return forward
+    return lambda: way.framework.gradient(forward, leaves, given.cotangents)[1]
 
 
 def answer(way: Way, given: Inputs, shapes: Sequence[Shape], dtype: str) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
@@ -130,12 +122,12 @@ def answer(way: Way, given: Inputs, shapes: Sequence[Shape], dtype: str) -> tupl
 
     ``shapes`` of ``dtype`` are those of what is returned: what is right mustn't be left over from who came before.
     """
-    bound = way.bind(given)
+    forward, leaves = way.bind(given)
     way.framework.spoil(shapes, dtype)
     if given.backward:
-        results, gradients = way.framework.gradient(bound.forward, bound.leaves, given.cotangents)
+        results, gradients = way.framework.gradient(forward, leaves, given.cotangents)
     else:
-        results, gradients = way.finish(bound.forward()), ()
+        results, gradients = way.finish(forward()), ()
     return results if isinstance(results, tuple) else (results,), gradients
 
 

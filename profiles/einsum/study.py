@@ -72,32 +72,18 @@ class EinsumStudy(Study):
 # second operand: b and i, neighbours in memory, become the rows of one matrix per n.
 
 
-def _numpy_bnid_bnjd(q: Any, k: Any) -> Any:
+def _bnid_bnjd(q: Any, k: Any) -> Any:
     return q @ k.swapaxes(-1, -2)
 
 
-def _numpy_bind_bjnd(q: Any, k: Any) -> Any:
-    return q.transpose(0, 2, 1, 3) @ k.transpose(0, 2, 3, 1)
+def _bind_bjnd(q: Any, k: Any) -> Any:
+    return q.swapaxes(1, 2) @ k.swapaxes(1, 2).swapaxes(2, 3)
 
 
-def _numpy_bind_jnd(q: Any, k: Any) -> Any:
+def _bind_jnd(q: Any, k: Any) -> Any:
     b, i, n, d = q.shape
-    scores = q.reshape(b * i, n, d).transpose(1, 0, 2) @ k.transpose(1, 2, 0)
-    return scores.reshape(n, b, i, -1).transpose(1, 0, 2, 3)
-
-
-def _torch_bnid_bnjd(q: Any, k: Any) -> Any:
-    return q @ k.mT
-
-
-def _torch_bind_bjnd(q: Any, k: Any) -> Any:
-    return q.transpose(1, 2) @ k.permute(0, 2, 3, 1)
-
-
-def _torch_bind_jnd(q: Any, k: Any) -> Any:
-    b, i, n, d = q.shape
-    scores = q.view(b * i, n, d).transpose(0, 1) @ k.permute(1, 2, 0)
-    return scores.view(n, b, i, -1).transpose(0, 1)
+    scores = q.reshape(b * i, n, d).swapaxes(0, 1) @ k.swapaxes(0, 1).swapaxes(1, 2)
+    return scores.reshape(n, b, i, -1).swapaxes(0, 1)
 
 
 def _mxnet_bnid_bnjd(q: Any, k: Any) -> Any:
@@ -107,24 +93,18 @@ def _mxnet_bnid_bnjd(q: Any, k: Any) -> Any:
 
 
 def _mxnet_bind_bjnd(q: Any, k: Any) -> Any:
-    from mxnet import npx
-
-    return npx.batch_dot(q.transpose(0, 2, 1, 3), k.transpose(0, 2, 1, 3), transpose_b=True)
+    return _mxnet_bnid_bnjd(q.transpose(0, 2, 1, 3), k.transpose(0, 2, 1, 3))
 
 
 def _mxnet_bind_jnd(q: Any, k: Any) -> Any:
-    from mxnet import npx
-
     b, i, n, d = q.shape
-    scores = npx.batch_dot(q.reshape(b * i, n, d).transpose(1, 0, 2), k.transpose(1, 0, 2), transpose_b=True)
+    scores = _mxnet_bnid_bnjd(q.reshape(b * i, n, d).transpose(1, 0, 2), k.transpose(1, 0, 2))
     return scores.reshape(n, b, i, -1).transpose(1, 0, 2, 3)
 
 
-_NUMPY = (_numpy_bnid_bnjd, _numpy_bind_bjnd, _numpy_bind_jnd)
+_VIEWS = (_bnid_bnjd, _bind_bjnd, _bind_jnd)
 
 BY_HAND: dict[str, tuple[Callable[[Any, Any], Any], ...]] = {
-    "numpy": _NUMPY,
-    "cupy": _NUMPY,
-    "torch": (_torch_bnid_bnjd, _torch_bind_bjnd, _torch_bind_jnd),
+    **dict.fromkeys(("numpy", "cupy", "torch"), _VIEWS),
     "mxnet": (_mxnet_bnid_bnjd, _mxnet_bind_bjnd, _mxnet_bind_jnd),
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import prod
+from typing import Any
 
 from einops_fast.profiles.cases import ITEM_SIZES, AnyCase
 
@@ -155,124 +156,87 @@ class OpCase(AnyCase):
         return self.features * self.width
 
 
-SWEPT = tuple(256 << power for power in range(9))  # Columns from 256 to 65536
+def _named(name: str, /, **others: Any) -> OpCase:
+    """Return the case of ``[epoi-]operator[-activation]-sizes``; the last size may be the width or the heads."""
+    *words, told = name.removeprefix("epoi-").split("-")
+    op, *activation = words
+    sizes = tuple(map(int, told.split("x")))
+    case = OpCase(name, op, sizes, activation="".join(activation), compiled=name in COMPILED)
+    if op.startswith("linear"):
+        case = replace(case, shape=sizes[:-1], width=sizes[-1], halves=sizes[-2] == 16384)
+    if op in PROJECTIONS:
+        case = replace(case, shape=sizes[:-1], heads=sizes[-1], halves=True)
+    if op.startswith("dropout") or op in MODELS:
+        case = replace(case, p=P)
+    return replace(case, **others)
+
+
 FIRST = (1024, 4096, 65536)  # Columns that come before the others, and with torch.compile
-SWEPT_OPS = ("softmax", "layer_norm", "rms_norm", "dropout_add_layer_norm", "bias_gelu", "log_softmax")
+SWEPT = ("softmax", "layer_norm", "rms_norm", "dropout_add_layer_norm", "bias_gelu", "log_softmax")
 
+LOSSES = """
+cross_entropy-32768x50257 cross_entropy-8192x50257 cross_entropy-8192x32768 linear_cross_entropy-8192x2048x50257
+linear_cross_entropy-8192x4096x32000 linear_cross_entropy-4096x1024x50257
+""".split()
 
-def _columns() -> tuple[OpCase, ...]:
-    return tuple(
-        OpCase(f"{op}@{columns}", op, (1, columns), p=P if op.startswith("dropout") else 0.0, compiled=columns in FIRST)
-        for op in SWEPT_OPS
-        for columns in SWEPT
-    )
+LINEAR = """
+linear-gelu-4096x4096x4096 linear-gelu-8192x8192x8192 linear-gelu-16384x4096x16384 linear-silu-4096x4096x4096
+linear-squared_relu-4096x4096x4096 linear-gelu_tanh-4096x4096x4096 linear-gelu-16384x16384x16384
+""".split()
 
+EPOI = """
+epoi-bert_attention-8x512x1024x16 epoi-bert_attention-16x512x8192x64 epoi-bert_attention-4x2048x8192x64
+epoi-gpt_attention-8x1024x1024x16 epoi-gpt_attention-16x512x8192x64 epoi-gpt_attention-4x2048x8192x64
+epoi-qkv_self_attn-4x512x1024x16 epoi-qkv_self_attn-8x512x1024x16 epoi-qkv_self_attn-16x512x1024x16
+epoi-qkv_self_attn-16x512x8192x64 epoi-qkv_self_attn-4x2048x8192x64
+epoi-layer_norm-32x128x768 epoi-layer_norm-8x512x1024 epoi-layer_norm-16x512x8192 epoi-layer_norm-4x2048x8192
+epoi-softmax-4x16x512x512 epoi-softmax-8x16x512x512
+epoi-dropout_add_ln-32x128x768 epoi-dropout_add_ln-4x512x768 epoi-dropout_add_ln-8x512x1024
+epoi-dropout_add_ln-64x128x1024 epoi-dropout_add_ln-16x512x8192 epoi-dropout_add_ln-16x512x32768
+epoi-dropout_add_ln-4x2048x8192 epoi-dropout_add_ln-4x2048x32768
+epoi-bias_gelu-8x512x1024 epoi-bias_gelu-8x512x768 epoi-bias_gelu-2x1024x4096 epoi-bias_gelu-16x512x8192
+epoi-bias_gelu-16x512x32768 epoi-bias_gelu-4x2048x8192 epoi-bias_gelu-4x2048x32768
+""".split()
 
-def _epoi(op: str, *shapes: tuple[int, ...], **others: object) -> tuple[OpCase, ...]:
-    """Cases of an operator; the first is compiled."""
-    return tuple(
-        replace(OpCase(f"epoi-{op}-{'x'.join(map(str, shape))}", op, shape, compiled=not at), **others)  # type: ignore[arg-type]
-        for at, shape in enumerate(shapes)
-    )
+# The first of each operator in EPOI's benchmarks, and some of the others.
+COMPILED = (
+    *{name.rpartition("-")[0]: name for name in reversed(EPOI)}.values(),
+    *(name for name in LINEAR if "-4096" in name),
+    "cross_entropy-8192x50257",
+)
 
-
-def _epoi_attention(op: str, *shapes: tuple[int, ...], p: float = 0.0) -> tuple[OpCase, ...]:
-    """Shapes end in the number of heads."""
-    return tuple(
-        replace(case, shape=case.shape[:3], heads=case.shape[3]) for case in _epoi(op, *shapes, halves=True, p=p)
-    )
-
-
-def _linear(tokens: int, features: int, width: int, activation: str) -> OpCase:
-    name = f"linear-{activation}-{tokens}x{features}x{width}"
-    case = OpCase(name, "linear", (tokens, features), width=width, activation=activation)
-    return replace(case, compiled=tokens == 4096, halves=features == 16384)
-
-
-def _layer(name: str, op: str, *shape: int) -> OpCase:
-    return OpCase(name, op, shape, width=4096, heads=16, p=P, compiled=True)
-
+# Of whom, and what.
+OF_MODELS = """
+vit layer_norm-256x197x768            swin layer_norm-2048x49x192          gpt2-xl layer_norm-16x1024x1600
+whisper layer_norm-16x1500x1280       pairs layer_norm-512x512x128         llama rms_norm-4x4096x5120
+qwen rms_norm-4x4096x3584             gemma rms_norm-8x2048x2304           heads rms_norm-8x4096x32x128
+vit softmax-128x12x197x197            windows softmax-4096x3x49x49         sequence softmax-4x16x1023x1023
+words softmax-2048x50257              more-words log_softmax-1024x151936   vit bias_gelu-256x197x3072
+gpt2-xl bias_gelu-8x1024x6400         vit dropout_add_layer_norm-256x197x768
+gpt2-xl dropout_add_layer_norm-16x1024x1600
+llama cross_entropy-8192x128256       qwen cross_entropy-4096x151936       bert cross_entropy-16384x30522
+vit linear-gelu-12608x768x3072        gpt2-xl linear-gelu_tanh-8192x1600x6400
+qwen linear-silu-8192x3584x18944      llama linear_cross_entropy-8192x4096x128256
+qwen linear_cross_entropy-4096x3584x151936
+""".split()
 
 # What ``--cases`` chooses from.
 FAMILIES: dict[str, tuple[OpCase, ...]] = {
-    "columns": _columns(),
-    "losses": (
-        OpCase("cross_entropy-32768x50257", "cross_entropy", (32768, 50257)),
-        OpCase("cross_entropy-8192x50257", "cross_entropy", (8192, 50257), compiled=True),
-        OpCase("cross_entropy-8192x32768", "cross_entropy", (8192, 32768)),
-        OpCase("linear_cross_entropy-8192x2048x50257", "linear_cross_entropy", (8192, 2048), width=50257),
-        OpCase("linear_cross_entropy-8192x4096x32000", "linear_cross_entropy", (8192, 4096), width=32000),
-        OpCase("linear_cross_entropy-4096x1024x50257", "linear_cross_entropy", (4096, 1024), width=50257),
+    "columns": tuple(
+        _named(f"{op}-1x{256 << power}", name=f"{op}@{256 << power}", compiled=256 << power in FIRST)
+        for op in SWEPT
+        for power in range(9)
     ),
-    "linear": (
-        _linear(4096, 4096, 4096, "gelu"),
-        _linear(8192, 8192, 8192, "gelu"),
-        _linear(16384, 4096, 16384, "gelu"),
-        _linear(4096, 4096, 4096, "silu"),
-        _linear(4096, 4096, 4096, "squared_relu"),
-        _linear(4096, 4096, 4096, "gelu_tanh"),
-        _linear(16384, 16384, 16384, "gelu"),
+    "losses": tuple(map(_named, LOSSES)),
+    "linear": tuple(map(_named, LINEAR)),
+    "layers": tuple(
+        _named(f"{op}-8x512x1024x16", name=name, width=4096, halves=False, compiled=True)
+        for name, op in (("bert-large-layer", "bert_layer"), ("gpt2-medium-block", "gpt2_block"))
     ),
-    "layers": (
-        _layer("bert-large-layer", "bert_layer", 8, 512, 1024),
-        _layer("gpt2-medium-block", "gpt2_block", 8, 512, 1024),
-    ),
-    "epoi": (
-        *_epoi_attention("bert_attention", (8, 512, 1024, 16), (16, 512, 8192, 64), (4, 2048, 8192, 64), p=P),
-        *_epoi_attention("gpt_attention", (8, 1024, 1024, 16), (16, 512, 8192, 64), (4, 2048, 8192, 64), p=P),
-        *_epoi_attention(
-            "qkv_self_attn", (4, 512, 1024, 16), (8, 512, 1024, 16), (16, 512, 1024, 16), (16, 512, 8192, 64),
-            (4, 2048, 8192, 64),
-        ),
-        *_epoi("layer_norm", (32, 128, 768), (8, 512, 1024), (16, 512, 8192), (4, 2048, 8192)),
-        *_epoi("softmax", (4, 16, 512, 512), (8, 16, 512, 512)),
-        *_epoi(
-            "dropout_add_ln", (32, 128, 768), (4, 512, 768), (8, 512, 1024), (64, 128, 1024), (16, 512, 8192),
-            (16, 512, 32768), (4, 2048, 8192), (4, 2048, 32768), p=P,
-        ),
-        *_epoi(
-            "bias_gelu", (8, 512, 1024), (8, 512, 768), (2, 1024, 4096), (16, 512, 8192), (16, 512, 32768),
-            (4, 2048, 8192), (4, 2048, 32768),
-        ),
-    ),
-}  # fmt: skip
+    "epoi": tuple(map(_named, EPOI)),
+}
 
 _ALL = tuple(case for family in FAMILIES.values() for case in family)
-
-
-def _model(name: str, op: str, *shape: int, width: int = 0, activation: str = "") -> OpCase:
-    p = P if op.startswith("dropout") else 0.0
-    return OpCase(f"model-{name}-{op}", op, shape, width=width, activation=activation, p=p, compiled=True)
-
-
-FAMILIES["models"] = (
-    _model("vit", "layer_norm", 256, 197, 768),
-    _model("swin", "layer_norm", 2048, 49, 192),
-    _model("gpt2-xl", "layer_norm", 16, 1024, 1600),
-    _model("whisper", "layer_norm", 16, 1500, 1280),
-    _model("pairs", "layer_norm", 512, 512, 128),
-    _model("llama", "rms_norm", 4, 4096, 5120),
-    _model("qwen", "rms_norm", 4, 4096, 3584),
-    _model("gemma", "rms_norm", 8, 2048, 2304),
-    _model("heads", "rms_norm", 8, 4096, 32, 128),
-    _model("vit", "softmax", 128, 12, 197, 197),
-    _model("windows", "softmax", 4096, 3, 49, 49),
-    _model("sequence", "softmax", 4, 16, 1023, 1023),
-    _model("words", "softmax", 2048, 50257),
-    _model("more-words", "log_softmax", 1024, 151936),
-    _model("vit", "bias_gelu", 256, 197, 3072),
-    _model("gpt2-xl", "bias_gelu", 8, 1024, 6400),
-    _model("vit", "dropout_add_layer_norm", 256, 197, 768),
-    _model("gpt2-xl", "dropout_add_layer_norm", 16, 1024, 1600),
-    _model("llama", "cross_entropy", 8192, 128256),
-    _model("qwen", "cross_entropy", 4096, 151936),
-    _model("bert", "cross_entropy", 16384, 30522),
-    _model("vit", "linear", 64 * 197, 768, width=3072, activation="gelu"),
-    _model("gpt2-xl", "linear", 8192, 1600, width=6400, activation="gelu_tanh"),
-    _model("qwen", "linear", 8192, 3584, width=18944, activation="silu"),
-    _model("llama", "linear_cross_entropy", 8192, 4096, width=128256),
-    _model("qwen", "linear_cross_entropy", 4096, 3584, width=151936),
-)
 
 
 def _importance(case: OpCase) -> int:
@@ -280,9 +244,13 @@ def _importance(case: OpCase) -> int:
     if "@" in case.name:
         return 0 if case.compiled else 3
     large = case.heads == 64 or case.shape[0] == 16384
-    return 4 if large else 1 if case in (*FAMILIES["losses"], *FAMILIES["linear"], *FAMILIES["layers"]) else 2
+    return 4 if large else 2 if case.name.startswith("epoi") else 1
 
 
+FAMILIES["models"] = tuple(
+    _named(told, name=f"model-{whose}-{told.partition('-')[0]}", halves=False, compiled=True)
+    for whose, told in zip(OF_MODELS[::2], OF_MODELS[1::2], strict=True)
+)
 FAMILIES["public"] = tuple(sorted(_ALL, key=_importance))
 
 # The public ones on a CPU.

@@ -17,7 +17,7 @@ from einops_fast.profiles.ops.cases import OpCase
 from einops_fast.profiles.ops.libraries import Function
 from einops_fast.profiles.study import Task
 from einops_fast.profiles.timing.measure import reason
-from einops_fast.profiles.ways import Bound, Inputs, Way
+from einops_fast.profiles.ways import Call, Inputs, Way
 
 __all__ = ["ModuleWay", "model_reference", "model_way"]
 
@@ -42,13 +42,13 @@ class ModuleWay(Way):
     kept: list[tuple[Function, Any]] = field(default_factory=list)  # what that gave
     training: bool = True  # dropout is on
 
-    def bind(self, given: Inputs) -> Bound:
+    def bind(self, given: Inputs) -> tuple[Call, tuple[Any, ...]]:
         if not self.kept:
             self.kept.append(self.make(given))
         [(function, module)] = self.kept
         module.train(self.training)
         leaves = [parameter for _, parameter in sorted(module.named_parameters()) if parameter.requires_grad]
-        return Bound(partial(function, *given.operands), (*given.operands, *leaves))
+        return partial(function, *given.operands), (*given.operands, *leaves)
 
 
 def model_way(name: str, task: Task) -> Way:

@@ -159,7 +159,7 @@ def _verdict(task: Task, way: Way, given: Inputs) -> Verdict:
     torch = task.framework.torch
     results, gradients = _answer(task, way, given)
     with torch.no_grad():
-        alone = _tuple(_without_dropout(way).bind(given).forward())
+        alone = _tuple(_without_dropout(way).bind(given)[0]())
     if shared.expected is not None:
         found = model_errors(results, gradients, *shared.expected)
         alone_error, _ = model_errors(alone, gradients, *shared.expected)
@@ -174,7 +174,7 @@ def _verdict(task: Task, way: Way, given: Inputs) -> Verdict:
     if case.p and shared.expected is None:
         dropped = dropped_share(case, *gradients[:2])
     elif case.p:
-        forward = way.bind(given).forward
+        forward, _ = way.bind(given)
         with torch.no_grad():
             first, second = (_tuple(forward())[0] for _ in range(2))
         dropped = dropout_wrong(first, second, shared.expected[0][0], linear=case.op.endswith("attention"))

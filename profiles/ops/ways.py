@@ -13,7 +13,7 @@ from einops_fast.profiles.ops.cases import EPS, MODELS, OpCase
 from einops_fast.profiles.ops.libraries import LIBRARIES, Function, function_of
 from einops_fast.profiles.ops.models import model_way
 from einops_fast.profiles.study import Task
-from einops_fast.profiles.ways import Bound, Inputs, Way
+from einops_fast.profiles.ways import Call, Inputs, Way
 
 __all__ = ["MAKERS", "NATIVES", "op_inputs"]
 
@@ -90,7 +90,7 @@ MAKERS: dict[str, Callable[[Task], Way]] = {
 class OverwritingWay(Way):
     """A way that writes over its operands: it gets copies."""
 
-    def bind(self, given: Inputs) -> Bound:
+    def bind(self, given: Inputs) -> tuple[Call, tuple[Any, ...]]:
         copies = tuple(each.detach().clone().requires_grad_() for each in given.operands)
         return super().bind(replace(given, operands=copies))
 

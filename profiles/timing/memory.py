@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import tracemalloc
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from itertools import accumulate
 from typing import Any
 
 from einops_fast.profiles.frameworks import Framework, Unavailable
 
-__all__ = ["highest", "peak_memory"]
+__all__ = ["peak_memory"]
 
 
 def peak_memory(framework: Framework, call: Callable[[], Any]) -> int:
@@ -25,19 +26,6 @@ def peak_memory(framework: Framework, call: Callable[[], Any]) -> int:
     if framework.name == "torch":
         return _on_gpu(framework, call) if framework.device == "gpu" else _seen_by_profiler(framework, call)
     raise Unavailable(f"{framework.name} doesn't tell what memory it takes")
-
-
-def highest(changes: Iterable[int]) -> int:
-    """The highest sum on the way through these changes.
-
-    >>> highest([4, 4, -8, 2])
-    8
-    """
-    most = now = 0
-    for change in changes:
-        now += change
-        most = max(most, now)
-    return most
 
 
 def _traced(call: Callable[[], Any]) -> int:
@@ -66,4 +54,5 @@ def _seen_by_profiler(framework: Any, call: Callable[[], Any]) -> int:
     with profiler.profile(activities=[profiler.ProfilerActivity.CPU], profile_memory=True) as seen:
         call()
     events = [event for event in seen.profiler.kineto_results.events() if event.name() == "[memory]"]
-    return highest(event.nbytes() for event in sorted(events, key=lambda event: event.start_ns()))
+    changes = (event.nbytes() for event in sorted(events, key=lambda event: event.start_ns()))
+    return int(max(accumulate(changes, initial=0)))
