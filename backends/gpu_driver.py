@@ -1,4 +1,4 @@
-"""What NVIDIA's driver says of this machine's GPUs: no framework is asked, and none is imported."""
+"""What NVIDIA's driver says of GPUs, and of kernels that are loaded: no framework is asked, and none is imported."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["GpuProperties", "driver_version", "gpu_properties", "library", "unbound_from_captures"]
+__all__ = [
+    "GpuProperties", "ask_for_shared", "clusters_at_a_time", "driver_version", "gpu_properties",
+    "unbound_from_captures",
+]  # fmt: skip
 
 _RELAXED = 2
 """The mode of a thread whose calls are no concern of graphs that other threads capture."""
@@ -47,7 +50,7 @@ def driver_version() -> str:
             return told[0]
     version = ctypes.c_int(0)
     with suppress(OSError):
-        library().cuDriverGetVersion(ctypes.byref(version))
+        _library().cuDriverGetVersion(ctypes.byref(version))
     return str(version.value)
 
 
@@ -56,7 +59,7 @@ def gpu_properties() -> tuple[GpuProperties, ...]:
     """Return the GPUs that this process sees, in CUDA's order; none where there is no driver."""
     count = ctypes.c_int(0)
     try:
-        driver = library()
+        driver = _library()
     except OSError:
         return ()
     if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
@@ -90,7 +93,7 @@ def _properties(driver: Any, number: int) -> GpuProperties:
 def unbound_from_captures() -> Iterator[None]:
     """While this is open, calls of this thread can't spoil a graph that another thread captures."""
     mode = ctypes.c_int(_RELAXED)
-    exchange = library().cuThreadExchangeStreamCaptureMode
+    exchange = _library().cuThreadExchangeStreamCaptureMode
     exchange(ctypes.byref(mode))
     try:
         yield
@@ -99,6 +102,58 @@ def unbound_from_captures() -> Iterator[None]:
 
 
 @cache
-def library() -> Any:
+def _library() -> Any:
     """Return the driver's library; an ``OSError`` where there is none."""
     return ctypes.CDLL("libcuda.so.1")
+
+
+_CLUSTER_DIMENSION = 4
+_MAX_DYNAMIC_SHARED = 8
+_ANY_CLUSTER_SIZE = 14
+"""Of CUlaunchAttributeID and, both others, CUfunction_attribute."""
+
+
+class _Attribute(ctypes.Structure):
+    """A CUlaunchAttribute, of the size of a cluster: its value has 64 bytes, whatever it is."""
+
+    _fields_ = [("id", ctypes.c_int), ("_", ctypes.c_int), ("cluster", 3 * ctypes.c_uint), ("rest", 13 * ctypes.c_uint)]
+
+
+class _Configuration(ctypes.Structure):
+    """A CUlaunchConfig."""
+
+    _fields_ = [
+        ("grid", 3 * ctypes.c_uint),
+        ("block", 3 * ctypes.c_uint),
+        ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("count", ctypes.c_uint),
+    ]
+
+
+def ask_for_shared(function: int, size: int) -> None:
+    """Let a kernel have so many bytes of dynamic shared memory.
+
+    Triton does if they are more than 48 KiB. But there may be static shared memory beside them.
+    """
+    with suppress(OSError):
+        _library().cuFuncSetAttribute(ctypes.c_void_p(function), _MAX_DYNAMIC_SHARED, size)
+
+
+def clusters_at_a_time(function: int, blocks: int, threads: int, shared: int) -> int | None:
+    """Return how many clusters of a kernel run at a time on the current device; ``None`` if that isn't known.
+
+    A cluster has so many thread blocks, and each of these so many threads and bytes of dynamic shared memory.
+    Multiprocessors come in groups that no cluster goes beyond, and not all groups are as large.
+    """
+    try:
+        driver = _library()
+    except OSError:
+        return None
+    attribute = _Attribute(_CLUSTER_DIMENSION, 0, (blocks, 1, 1))
+    asked = _Configuration((blocks, 1, 1), (threads, 1, 1), shared, None, ctypes.pointer(attribute), 1)
+    found, kernel = ctypes.c_int(), ctypes.c_void_p(function)
+    failed = driver.cuFuncSetAttribute(kernel, _ANY_CLUSTER_SIZE, 1)
+    failed = failed or driver.cuOccupancyMaxActiveClusters(ctypes.byref(found), kernel, ctypes.byref(asked))
+    return None if failed or found.value < 1 else found.value

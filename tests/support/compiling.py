@@ -8,9 +8,13 @@ from python_process import run_python
 
 FINISH = """
 import re
+from types import SimpleNamespace
 
+import triton
 from triton._C.libtriton import llvm
+from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDABackend
+from triton.runtime import driver
 
 _whole = llvm.optimize_module, CUDABackend.make_ptx, CUDABackend.make_cubin
 
@@ -26,8 +30,19 @@ def finish(whole):
     llvm.optimize_module, CUDABackend.make_ptx, CUDABackend.make_cubin = (
         _whole if whole else (lambda *given: None, _named, lambda *given: b"")
     )
+
+
+def pretend(capability):
+    # Kernels are compiled for such a device; what Triton would load and launch stays on the host.
+    target = GPUTarget("cuda", capability, 32)
+    driver.set_active(SimpleNamespace(
+        get_current_target=lambda: target, get_current_device=lambda: 0, get_current_stream=lambda device: 0
+    ))
+    triton.compiler.CompiledKernel._init_handles = lambda self: None
+    triton.compiler.CompiledKernel.function = 0
+    triton.compiler.CompiledKernel.run = property(lambda self: lambda *arguments: None)
 """
-"""Defines ``finish`` for a program."""
+"""Defines ``finish`` and ``pretend`` for a program."""
 
 
 def printed(program: str, folder: Path, *given: str) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from einops_fast.backends.memory import Memory
 from einops_fast.backends.triton.contraction.boxes.tiles import BoxTiling
 from einops_fast.backends.triton.contraction.chain.kernel import ChainTiling
-from einops_fast.backends.triton.contraction.launch import GENERIC, BoxKernel, Kernel
+from einops_fast.backends.triton.contraction.launch import BoxKernel, Kernel
 from einops_fast.backends.triton.contraction.library import Candidate, Run
 from einops_fast.backends.triton.contraction.loops.tilings import sum_of_parts
 from einops_fast.backends.triton.launching.launch import ALIGNMENT, accumulator, follow_early
@@ -68,13 +68,6 @@ class KernelCandidate(Candidate):
         if self.tiling.split > 1:
             kernels.append(Rehearsed(self._addition, self._addition.declared()))
         return kernels
-
-    @property
-    def told(self) -> KernelCandidate | None:
-        """The same kernel for any sizes and strides of its class; ``None`` if there's no such one."""
-        if self.kind not in GENERIC:
-            return None
-        return KernelCandidate(self._order, self.seconds, self.tiling, True)
 
     @property
     def compiled_as(self) -> Hashable:

@@ -10,13 +10,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, TypeVar
 
+from einops_fast.backends.gpu_driver import ask_for_shared, clusters_at_a_time
 from einops_fast.backends.memory import Memory
 from einops_fast.backends.triton.device.tiling import LANES
 from einops_fast.backends.triton.launching.arrays import Array, Descriptor, mapped
 from einops_fast.backends.triton.launching.bare_launch import Launch, launch_of
 from einops_fast.backends.triton.launching.compiling import Signature, compiled_for, signature
 from einops_fast.backends.triton.launching.launch import ALIGNMENT, interpreted
-from einops_fast.backends.triton.launching.occupancy import ask_for_shared, clusters_at_a_time
 from einops_fast.backends.triton.launching.rehearsing import take_down
 
 __all__ = ["DeclaredCall", "KernelCall"]
@@ -146,12 +146,8 @@ class KernelCall:
                 given += found
         return given
 
-    def compile(self, *arrays: Any) -> Any:
-        """Compile for the current device and arrays such as these, or take a kernel that was compiled before."""
-        return self.compile_for(*(self._described(lambda array: array.data_ptr(), arrays) or ()))
-
     def compile_for(self, *arrays: Any) -> Any:
-        """Do so with an :class:`Array` in place of each array that the kernel takes."""
+        """Compile for the current device and an :class:`Array` for each array, or take what was compiled before."""
         compiled = compiled_for(*self.source_for(*arrays))
         if self.options.get("num_ctas", 1) > 1:
             ask_for_shared(compiled.function, compiled.metadata.shared)

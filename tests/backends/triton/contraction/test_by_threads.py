@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from fused_steps import ON, fused_step
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from gluon_on_cpu import by_threads_on_cpu  # noqa: E402
 
-from einops_fast.backends.gpus import gpu_ceilings  # noqa: E402
 from einops_fast.backends.triton.contraction.problems import (  # noqa: E402
     Contraction,
     layouts,
@@ -20,21 +20,6 @@ from einops_fast.backends.triton.contraction.problems import (  # noqa: E402
 from einops_fast.backends.triton.contraction.threads.tiles import FmaTiling  # noqa: E402
 from einops_fast.backends.triton.contraction.threads.tilings import tiling_of, tilings  # noqa: E402
 from einops_fast.backends.triton.launching.launch import interpreted  # noqa: E402
-from einops_fast.planning.notation import parse  # noqa: E402
-from einops_fast.planning.plan import make_plan  # noqa: E402
-from einops_fast.planning.steps import Fused  # noqa: E402
-from einops_fast.planning.target import Numerics, Operand, Target  # noqa: E402
-
-ON = gpu_ceilings("H200")
-
-
-def step_of(equation: str, left: torch.Tensor, right: torch.Tensor) -> Fused:
-    operands = [Operand(tuple(each.shape), each.stride(), "float32") for each in (left, right)]
-    where = Target("torch", "cuda:0", ON, kernels=frozenset({"float32"}))
-    numerics = Numerics("float32", "float32", gemm=True)
-    (step,) = make_plan(parse(equation, (left.ndim, right.ndim)), operands, where, numerics).steps
-    assert isinstance(step, Fused)
-    return step
 
 
 def numbers(*shape: int) -> torch.Tensor:
@@ -65,7 +50,7 @@ def test_tiles(  # type: ignore[no-untyped-def]
     if swapped:
         terms, result = equation.split("->")
         equation, left, right = f"{','.join(terms.split(',')[::-1])}->{result}", right, left
-    step = step_of(equation, left, right)
+    step = fused_step(equation, (left, right))
     expected = torch.einsum(equation, left.double(), right.double())
     orders = layouts(step)
     if order >= len(orders):
@@ -89,7 +74,7 @@ def test_tiles(  # type: ignore[no-untyped-def]
 
 
 def tilings_of(equation: str, *shapes: tuple[int, ...]) -> list[FmaTiling]:
-    step = step_of(equation, *(torch.empty(shape, device="meta") for shape in shapes))
+    step = fused_step(equation, [torch.empty(shape, device="meta") for shape in shapes])
     loops = problem(step, layouts(step)[0])
     assert isinstance(loops, Contraction)
     return [tiling for _, tiling in tilings(loops, "float32", ON)]

@@ -7,55 +7,25 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fused_steps import ON
+from fused_steps import INTEGERS, ON, fused_step
 
 torch: Any = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from families import error_of, numbers  # noqa: E402
 from kernel_problems import LOOPS, MATRICES  # noqa: E402
-from kernel_tensors import DEVICE, MEMORY, decided  # noqa: E402
+from kernel_tensors import MEMORY, decided  # noqa: E402
 
 from einops_fast import explain, fast_einsum  # noqa: E402
 from einops_fast.backends.torch import backend as torch_backend  # noqa: E402
 from einops_fast.backends.triton.contraction import choice as choice_module  # noqa: E402
 from einops_fast.backends.triton.contraction.candidates import kernel_candidates  # noqa: E402
-from einops_fast.backends.triton.contraction.ways import Candidate  # noqa: E402
 from einops_fast.planning.layout import contiguous_strides  # noqa: E402
 from einops_fast.planning.notation import parse  # noqa: E402
 from einops_fast.planning.plan import make_plan  # noqa: E402
 from einops_fast.planning.steps import Fused, Multiply  # noqa: E402
 from einops_fast.planning.target import Numerics, Operand, Target  # noqa: E402
 from einops_fast.runtime.plan_cache import clear_plans  # noqa: E402
-
-INTEGERS = ("int8", "uint8", "int16", "int32", "int64")
-
-
-def numbers(*shape: int, dtype: str, seed: int = 0) -> Any:
-    """Numbers over the whole range of the dtype."""
-    range_ = np.iinfo(dtype)
-    values = np.random.default_rng(seed).integers(range_.min, range_.max, shape, dtype=dtype, endpoint=True)
-    return torch.from_numpy(values).to(DEVICE)
-
-
-def ways(equation: str, operands: Sequence[Any]) -> list[Candidate]:
-    dtype = str(operands[0].dtype).removeprefix("torch.")
-    target = Target("torch", "cuda:0", ON, kernels=frozenset(INTEGERS), drops_expanded=False)
-    described = [Operand(tuple(each.shape), tuple(each.stride()), dtype) for each in operands]
-    subscripts = parse(equation, tuple(each.dim() for each in operands))
-    (step,) = make_plan(subscripts, described, target, Numerics(dtype, dtype, gemm=False)).steps
-    assert isinstance(step, Fused)
-    assert all(isinstance(each, Multiply) or len(each.reads) == 1 for each in step.library)
-    assert step.reads == tuple(range(len(operands)))
-    return kernel_candidates(step, dtype, ON)
-
-
-def check(equation: str, operands: Sequence[Any], candidates: Sequence[Candidate]) -> None:
-    expected = np.einsum(equation, *(each.cpu().numpy() for each in operands))
-    for way in candidates:
-        result = way.run(MEMORY, 0)(*operands)
-        assert result.dtype == operands[0].dtype
-        np.testing.assert_array_equal(result.cpu().numpy(), expected, err_msg=way.name)
-
 
 CASES = [case for case in (*MATRICES[:12], *LOOPS[2:13]) if len(case) > 2]
 
@@ -64,7 +34,11 @@ CASES = [case for case in (*MATRICES[:12], *LOOPS[2:13]) if len(case) > 2]
 @pytest.mark.parametrize(("equation", "shapes"), [(case[0], case[1:]) for case in CASES[::5]])
 def test_numbers_wrap_around(equation: str, shapes: Sequence[tuple[int, ...]], dtype: str) -> None:
     operands = [numbers(*shape, dtype=dtype, seed=at) for at, shape in enumerate(shapes)]
-    check(equation, operands, ways(equation, operands)[:1])
+    step = fused_step(equation, operands)
+    assert all(isinstance(each, Multiply) or len(each.reads) == 1 for each in step.library)
+    assert step.reads == tuple(range(len(operands)))
+    result = kernel_candidates(step, dtype, ON)[0].run(MEMORY, 0)(*operands)
+    assert error_of(result, equation, operands) == 0
 
 
 @pytest.fixture

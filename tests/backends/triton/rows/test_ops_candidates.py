@@ -16,7 +16,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:(invalid|divide|overflow):Runtim
 from ops_problems import DEVICE, assert_near, gradients, kernels, laid_out, leaf, randn  # noqa: E402
 
 from einops_fast import autotune, ops  # noqa: E402
-from einops_fast.backends.torch.operator import MEMORY  # noqa: E402
 from einops_fast.backends.triton.rows import tilings as row_tilings  # noqa: E402
 from einops_fast.backends.triton.rows.contest import Contest, Way  # noqa: E402
 from einops_fast.backends.triton.rows.rows import Rows, RowTiling, rows_of, typical  # noqa: E402
@@ -194,12 +193,6 @@ def test_gradients_in_place_are_not_measured() -> None:
             ops.cross_entropy(x * 1.0, target(x), inplace_backward=inplace).backward()
     forward = "cross entropy", False
     assert calls == [forward, ("cross entropy gradient", False), forward, ("cross entropy gradient", True)]
-
-
-def test_nothing_is_measured_while_a_compiler_is_at_work() -> None:
-    assert MEMORY.may_measure()
-    with mock.patch.object(torch.compiler, "is_compiling", return_value=True):
-        assert not MEMORY.may_measure()
 
 
 CANDIDATES: dict[str, Callable[[Rows, int], list[RowTiling]]] = {
