@@ -50,7 +50,7 @@ IMPORTED = {
     "runtime": "face words planning observing patching backends",
     "observing": "face words planning runtime",
     "patching": "face words planning runtime observing backends",
-    "compiler": "words planning observing attention patching",
+    "compiler": "words planning observing attention patching backends.torch",
     "attention": "face words planning runtime observing backends",
     "ops": "words planning runtime attention backends",
     "nn": "words observing attention ops backends.torch",

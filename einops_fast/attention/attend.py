@@ -24,7 +24,7 @@ from einops_fast.runtime.plan_cache import emptied_with_plans, keep, recall, rem
 from einops_fast.runtime.tracing import is_tracing
 from einops_fast.runtime.tuning import current_mode, unchecked_mode
 
-__all__ = ["attend", "attention", "known", "own_call", "plan_of"]
+__all__ = ["attend", "attend_traced", "attention", "known", "own_call", "plan_of"]
 
 
 def attention(
@@ -153,7 +153,7 @@ def attend(request: Request, arrays: dict[str, Any], words: Hashable = None) -> 
     if is_tracing():
         if _is_nested(arrays):
             return of_nested_tensors().attend_nested(request, arrays)
-        return _traced(request, arrays)
+        return attend_traced(request, arrays)
     q, given = arrays["q"], (*arrays.values(),)
     backend = awake_types.get(type(q)) or backend_for_type(type(q))
     circumstances = allowed_names(), current_mode(), registry.generation
@@ -315,7 +315,7 @@ class _Kind:
 _calls: dict[Hashable, _Kind] = emptied_with_plans({})
 
 
-def _traced(request: Request, arrays: dict[str, Any]) -> Any:
+def attend_traced(request: Request, arrays: dict[str, Any]) -> Any:
     """Do the call while torch.compile traces it: nothing is remembered, and nothing measured."""
     torch_state.autocast(arrays)
     if torch_state.deterministic():

@@ -6,7 +6,10 @@ from typing import Any
 
 import torch
 
-from einops_fast.attention import attention
+from einops_fast.attention.arguments import read_call
+from einops_fast.attention.attend import attend, attend_traced
+from einops_fast.attention.options import Options
+from einops_fast.backends.torch.types import is_traced
 
 __all__ = ["call_attention"]
 
@@ -39,20 +42,12 @@ def call_attention(
         dtype: of the result.
     """
     scale, softcap, dropout_p = numbers
-    result = attention(
-        pattern,
-        q,
-        k,
-        v,
-        mask=None if mask is None else (axes[0], mask),
-        bias=None if bias is None else (axes[1], bias),
-        causal=causal,
-        scale=scale,
-        softcap=softcap,
-        dropout_p=dropout_p,
-        sequence=sequence,
-        return_lse=bool(empty),
-    )
+    options = Options(causal, None, None, softcap, scale, dropout_p, bool(empty))
+    more = {name: None if array is None else (letters, array) for name, letters, array in
+            (("mask", axes[0], mask), ("bias", axes[1], bias))}  # fmt: skip
+    request, arrays = read_call((pattern, q, k, v), None, sequence, options, more)
+    # While another compiler looks at the graph, tensors have no values, and nothing may be chosen by measurement.
+    result = (attend_traced if is_traced() else attend)(request, arrays)
     if not empty:
         return result.to(dtype)
     result, lse = result
