@@ -68,7 +68,7 @@ for case in sys.argv[2:]:
         "layer_norm": lambda: ops.layer_norm(x, weight=weight, bias=bias),
         "gelu": lambda: ops.dropout_bias_activation(x, bias, "gelu", 0.1) + ops.bias_gelu(x, approximate="tanh"),
         "plain": lambda: ops.softmax(x) + ops.layer_norm(x),
-        "cross_entropy": lambda: ops.cross_entropy(x, x[..., 0].long(), bias, -100, "sum", 0.1),
+        "cross_entropy": lambda: ops.cross_entropy(x, x[..., 0].long(), bias.detach(), -100, "sum", 0.1),
         "linear_cross_entropy": lambda: ops.linear_cross_entropy(x, x, x[..., 0].long()),
         "rms_norm": lambda: ops.rms_norm(x, weight=weight),
         "strided_norm": lambda: ops.layer_norm(x.T, dim=1),
