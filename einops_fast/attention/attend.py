@@ -173,37 +173,36 @@ def attend(request: Request, arrays: dict[str, Any], words: Hashable = None) -> 
         torch_state.refuse_layouts(arrays)
         if autocasts(q):
             torch_state.autocast(arrays)
-            question, given = None, (*arrays.values(),)
+            if any(array is not own for array, own in zip(arrays.values(), given, strict=True)):
+                question, given = None, (*arrays.values(),)
     if backend is None or any(type(array) not in awake_types for array in given):
         backend, arrays = own_call(arrays)
         given = (*arrays.values(),)
-    kind = None
+    kept = None
     try:
-        key: Hashable = request, backend.signature(given)
-        kind = _calls.get(key)
+        key: Hashable = request, circumstances, backend.signature(given)
+        kept = _calls.get(key)
     except (AttributeError, TypeError):  # other arrays, or an option that can't be hashed
         key = None
-    if kind is None:
+    if kept is not None:
+        prepared, like = kept
+        result = prepared.run(*given)
+    else:
         backend, arrays = own_call(arrays)
         given = (*arrays.values(),)
-        kind = _Kind(plan_of(request, arrays, backend.name))
-        if key is not None:
-            keep(_calls, key, kind)
-    prepared = kind.chosen.get(circumstances)
-    if prepared is None:
-        prepared, result = kind.first(given, circumstances)
-    else:
-        result = prepared.run(*given)
-    if question is not None and key is not None and circumstances in kind.chosen:
-        like = kind.like(backend, given)
-        if like is not None:
-            remember_alike(question, like, prepared.run)
-            if words is not None:
-                remember_alike(words, like, prepared.run)
-                options = request.options
-                # A scale holds for one width; for other lengths, another implementation may be chosen later.
-                if prepared.length_axis is not None and options.scale is None and not options.deterministic:
-                    came_with(words).notice(given, _of_any_length(prepared.run, prepared.length_axis, q))
+        prepared, final, result = _first(plan_of(request, arrays, backend.name), given, circumstances[1])
+        if key is None or not final:
+            return result
+        like = backend.likeness(given, kernels=True)
+        keep(_calls, key, (prepared, like))
+    if question is not None and like is not None:
+        remember_alike(question, like, prepared.run)
+        if words is not None:
+            remember_alike(words, like, prepared.run)
+            options = request.options
+            # A scale holds for one width; for other lengths, another implementation may be chosen later.
+            if prepared.length_axis is not None and options.scale is None and not options.deterministic:
+                came_with(words).notice(given, _of_any_length(prepared.run, prepared.length_axis, q))
     return result
 
 
@@ -261,58 +260,41 @@ def own_call(arrays: Mapping[str, Any]) -> tuple[Backend, dict[str, Any]]:
     return backend, result
 
 
-class _Kind:
-    """One kind of call, and what does it, by what the choice of implementations depends on."""
+def _first(plan: Plan, arrays: tuple[Any, ...], mode: str) -> tuple[Prepared, bool, Any]:
+    """Choose; return what does the call, whether that holds for later ones like it, and the result."""
+    spec, call = plan.spec, GivenCall(plan, arrays)
+    # Sizes in a recorded call stand for any, and what a measurement runs would be recorded.
+    recorded = get_backend(spec.framework).is_recording()
+    refusal: RuntimeError | None = None
+    while True:
+        try:
+            decision = choose(spec, mode, call, recorded=recorded)
+        except OperandError:
+            if refusal is None:
+                raise
+            refusals.pop(spec, None)
+            raise refusal from None  # nobody else may or can: the library's own words say why
+        way = decision.implementation
+        if decision.undecided is not None:
+            from einops_fast.backends.torch.attention.beginning import first_calls
 
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-        self.chosen: dict[Hashable, Prepared] = {}
-        self._like: list[Likeness | None] = []
-
-    def like(self, backend: Backend, arrays: Sequence[Any]) -> Likeness | None:
-        """Return what tells whether other arrays are like these; see :meth:`Backend.likeness`."""
-        if not self._like:
-            self._like.append(backend.likeness(arrays, kernels=True))
-        return self._like[0]
-
-    def first(self, arrays: tuple[Any, ...], circumstances: tuple[Any, str, str]) -> tuple[Prepared, Any]:
-        """Choose and return what does the call, and its result. The next call has the choice, unless it may differ."""
-        plan, spec = self._plan, self._plan.spec
-        call = GivenCall(plan, arrays)
-        # Sizes in a recorded call stand for any, and what a measurement runs would be recorded.
-        recorded = get_backend(spec.framework).is_recording()
-        refusal: RuntimeError | None = None
-        while True:
-            try:
-                decision = choose(spec, circumstances[1], call, recorded=recorded)
-            except OperandError:
-                if refusal is None:
-                    raise
-                refusals.pop(spec, None)
-                raise refusal from None  # nobody else may or can: the library's own words say why
-            way = decision.implementation
-            if decision.undecided is not None:
-                from einops_fast.backends.torch.attention.beginning import first_calls
-
-                prepared = Prepared(first_calls(plan, decision.undecided, arrays))
-            else:
-                prepared = way.by_views(plan) if recorded else way.prepared(plan, arrays)
-            try:
-                result = prepared.run(*arrays)
-            except RuntimeError as error:
-                if not (way.may_refuse and is_refusal(error)):
-                    raise
-                refusal = refusal or error
-                remember_refusal(spec, way.name, error)
-                continue
-            if refusal is not None:
-                warn_of_refusals(spec, way.name)
-            if decision.final or decision.undecided is not None:
-                self.chosen[circumstances] = prepared
-            return prepared, result
+            prepared = Prepared(first_calls(plan, decision.undecided, arrays))
+        else:
+            prepared = way.by_views(plan) if recorded else way.prepared(plan, arrays)
+        try:
+            result = prepared.run(*arrays)
+        except RuntimeError as error:
+            if not (way.may_refuse and is_refusal(error)):
+                raise
+            refusal = refusal or error
+            remember_refusal(spec, way.name, error)
+            continue
+        if refusal is not None:
+            warn_of_refusals(spec, way.name)
+        return prepared, decision.final or decision.undecided is not None, result
 
 
-_calls: dict[Hashable, _Kind] = emptied_with_plans({})
+_calls: dict[Hashable, tuple[Prepared, Likeness | None]] = emptied_with_plans({})
 
 
 def attend_traced(request: Request, arrays: dict[str, Any]) -> Any:

@@ -84,3 +84,16 @@ def test_causal_lengths_are_planned() -> None:
             mask = torch.ones(q_len, kv_len, dtype=torch.bool).tril(shift)
             expected = torch.nn.functional.scaled_dot_product_attention(q, k, k, attn_mask=mask)
             torch.testing.assert_close(attention(q, k, k, layout="bhsd", causal=causal), expected)
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_a_call_that_comes_back_is_not_read_again(monkeypatch: pytest.MonkeyPatch, autocast: bool) -> None:
+    """Nor under autocast, where it has nothing to convert."""
+    q, k, v = torch.randn(3, 2, 4, 5, 8, dtype=torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        wanted = [attention(q, k, v, layout="bhsd") for _ in range(2)]
+        with monkeypatch.context() as patch:
+            patch.setattr(attend, "read_call", None)
+            torch.testing.assert_close(attention(q, k, v, layout="bhsd"), wanted[0])
+        wide = attention(q.float(), k, v, layout="bhsd") if autocast else q
+        assert wide.dtype == torch.bfloat16

@@ -121,29 +121,24 @@ def cross_entropy(
 def _by_torch(loss: RowLoss, x: Any, target: Any, dim: int, reduction: str) -> Run:
     """Return the same by functions of torch."""
     dtype, numbers = result_dtype(x), loss[1:]
-    if loss.z_loss:
-
-        def with_z_loss(x: Any, target: Any, weight: Any) -> Any:
-            loss = RowLoss(weight, *numbers)
-            losses = loss.by_torch(x, target, dim)
-            divisor: Any = None
-            if reduction == "mean":
-                divisor = losses.numel() if target.is_floating_point() else loss.divisor(target, losses.dtype)
-            return reduced(losses, divisor, reduction).to(dtype)
-
-        return with_z_loss
-    options: dict[str, Any] = {
-        "reduction": reduction, "ignore_index": loss.ignore_index, "label_smoothing": loss.smoothing
-    }  # fmt: skip
     same = x.dtype == dtype and (loss.weight is None or loss.weight.dtype == dtype)
-    if same and target.dtype == torch.int64 and (dim == 1 or x.dim() == 1):
-        return lambda x, target, weight: F.cross_entropy(x, target, weight, **options)
+    if not loss.z_loss and same and target.dtype == torch.int64 and (dim == 1 or x.dim() == 1):
+        ignored, smoothing, _ = numbers
+        return lambda x, target, weight: F.cross_entropy(
+            x, target, weight, reduction=reduction, ignore_index=ignored, label_smoothing=smoothing
+        )
 
     def run(x: Any, target: Any, weight: Any) -> Any:
         loss = RowLoss(weight, *numbers)
-        if not same:
-            x, loss = loss.widened(x)
-        return loss.native(x, target, dim, reduction).to(dtype)
+        if not loss.z_loss:
+            if not same:
+                x, loss = loss.widened(x)
+            return loss.native(x, target, dim, reduction).to(dtype)
+        losses = loss.by_torch(x, target, dim)
+        divisor: Any = None
+        if reduction == "mean":
+            divisor = losses.numel() if target.is_floating_point() else loss.divisor(target, losses.dtype)
+        return reduced(losses, divisor, reduction).to(dtype)
 
     return run
 

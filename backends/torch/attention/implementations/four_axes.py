@@ -38,16 +38,15 @@ class FourAxes:
         batch: size of the batch.
         heads: heads of q.
         kv_heads: heads of k and v; q's are a multiple.
-        sizes: of the batch axes of q, of k and v, and of the result.
+        sizes: of the batch axes of q and the result, and of k and v.
     """
 
     cut: int
     batch: int
     heads: int
     kv_heads: int
-    q_sizes: tuple[int, ...]
-    kv_sizes: tuple[int, ...]
     sizes: tuple[int, ...]
+    kv_sizes: tuple[int, ...]
 
     @property
     def grouped(self) -> bool:
@@ -57,7 +56,7 @@ class FourAxes:
 
     def q(self, array: Any) -> Any:
         """Return a view of q."""
-        return self._view(array, self.q_sizes, self.heads)
+        return self._view(array, self.sizes, self.heads)
 
     def kv(self, array: Any) -> Any:
         """Return a view of k or v."""
@@ -113,15 +112,7 @@ def four_axes(spec: AttentionSpec, expands: bool = False) -> FourAxes | str:
             or all(_merges_scores(shape, batch, cut) for shape in (spec.bias, spec.mask) if shape is not None)
         )
         if merges and biases:
-            return FourAxes(
-                cut,
-                prod(batch[:cut]),
-                prod(batch[cut:]),
-                prod(kv_sizes[cut:]),
-                batch,
-                kv_sizes,
-                batch,
-            )
+            return FourAxes(cut, prod(batch[:cut]), prod(batch[cut:]), prod(kv_sizes[cut:]), batch, kv_sizes)
     if not expands and four_axes(spec, True) != _NO_MERGE:
         return "a bias or mask has some but not all of the axes that become its heads"
     return _NO_MERGE
