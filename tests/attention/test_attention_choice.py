@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from attention_spec import SPEC
 
-from einops_fast import OperandError, attention, attention_backend, autotune
+from einops_fast import OperandError, attention, attention_backend
 from einops_fast.attention import measured, prepare, registry
 from einops_fast.attention.attend import plan_of
 from einops_fast.attention.choice import choose
@@ -33,9 +33,10 @@ class Fake(Implementation):
 
     name = "fake"
 
-    def __init__(self, predicted, measured, lacking=None, queueing=0.0, slower=1.0):
+    def __init__(self, predicted, measured, lacking=None, queueing=0.0, slower=1.0, **attributes):
         self.predicted, self.measured, self.lacking, self.runs = predicted, measured, lacking, 0
         self.queueing, self.slower = queueing, slower
+        vars(self).update(attributes)
 
     def lacks(self, spec):
         return self.lacking
@@ -211,11 +212,91 @@ def test_a_remembered_call_sees_restrictions_and_new_implementations(offer):
 # ---- the choice
 
 
-def test_one_whose_calls_keep_the_device_waiting_takes_as_long_as_they_do(clock, offer):
-    fakes = offer(one=Fake(1.0, 1.0, queueing=2.5), two=Fake(1.5, 2.0, queueing=1.5))
-    decision = choose(ON_GPU, "wait", CALL)
-    assert decision.implementation is fakes["two"]
-    assert decision.measured == {"one": 2.5, "two": 2.0}
+CHOICES = {
+    "a host that keeps the device waiting": (
+        lambda: {"one": Fake(1.0, 1.0, queueing=2.5), "two": Fake(1.5, 2.0, queueing=1.5)},
+        "two", {"one": 2.5, "two": 2.0},
+    ),
+    "a clock that falls under load": (
+        lambda: {
+            "one": Fake(1.0, 3.0, slower=1.5), "two": Fake(1.0, 3.5, slower=1.1), "far": Fake(1.0, 9.0, slower=0.1),
+        },
+        "two", {"one": 4.5, "two": pytest.approx(3.85), "far": 9.0},
+    ),
+    "one that is preferred, of equals": (
+        lambda: {"one": Fake(1.0, 1.01, preferred=True), "two": Fake(1.0, 1.0)}, "one", {"one": 1.01, "two": 1.0},
+    ),
+    "one that is preferred, but slower": (
+        lambda: {"one": Fake(1.0, 1.03, preferred=True), "two": Fake(1.0, 1.0)}, "two", {"one": 1.03, "two": 1.0},
+    ),
+    "one that is slow to begin": (
+        lambda: {"one": Fake(1.0, 3.0), "two": Fake(1.5, 2.0), "slow": Fake(1.5, 0.1, slow_to_begin=True)},
+        "two", {"one": 3.0, "two": 2.0},
+    ),
+    "one that is slow to begin, and may be the fastest": (
+        lambda: {"one": Fake(1.0, 3.0), "slow": Fake(1.1, 0.1, slow_to_begin=True)}, "slow", {"one": 3.0, "slow": 0.1},
+    ),
+    "one that keeps the host busy": (
+        lambda: {"one": Fake(1.0, 3.0), "busy": Fake(1.0, 0.1, host=(2.0, 0.5))}, "one", {},
+    ),
+    "one that keeps the host busy for less": (
+        lambda: {"one": Fake(1.0, 3.0), "busy": Fake(1.0, 0.1, host=(0.5, 2.0))}, "busy", {"one": 3.0, "busy": 0.1},
+    ),
+    "hosts of which nobody knows which is faster": (lambda: hosts(4.0, 4.35), "two", {"one": 4.0, "two": 4.35}),
+    "a host that is slower": (lambda: hosts(4.0, 4.45), "one", {"one": 4.0, "two": 4.45}),
+    "a device that doesn't wait": (lambda: hosts(0.1, 1.9), "two", {"one": 2.5, "two": 2.0}),
+    "a device that waits for longer than the other takes": (lambda: hosts(0.1, 3.1), "one", {"one": 2.5, "two": 3.1}),
+    "a host that isn't asked, as the device never waits": (
+        lambda: {"one": Fake(1.0, 100.0, queueing=200.0), "two": Fake(1.0, 101.0)}, "one", {"one": 100.0, "two": 101.0},
+    ),
+    "a host that is asked": (
+        lambda: {"one": Fake(1.0, 99.0, queueing=200.0), "two": Fake(1.0, 101.0)}, "two", {"one": 200.0, "two": 101.0},
+    ),
+    "one that holds scores keeps none from being measured": (
+        lambda: {
+            "scores": Fake(1.0, 5.0, efficiency=0.0), "one": Fake(10.0, 2.0), "two": Fake(20.0, 3.0),
+            "far": Fake(70.0, 0.1),
+        },
+        "one", {"scores": 5.0, "one": 2.0, "two": 3.0},
+    ),
+    "none that works": (lambda: {"one": Fake(1.0, None), "two": Fake(1.5, None)}, "one", {}),
+    "only one": (lambda: {"one": Fake(1.0, 1.0), "two": Fake(1.0, 1.0, "no")}, "one", {}),
+}  # fmt: skip
+"""Fakes, the one that is chosen, and what was measured."""
+
+
+def hosts(*seconds):
+    return {
+        name: Fake(1.0, measured, queueing=own)
+        for name, measured, own in zip(("one", "two"), (2.5, 2.0), seconds, strict=True)
+    }
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_the_best_is_chosen_by_what_calls_take(clock, offer, name):
+    make, expected, measured = CHOICES[name]
+    fakes = offer(**make())
+    found = choose(ON_GPU, "wait", CALL)
+    assert found.implementation is fakes[expected]
+    assert found.measured == measured
+    assert found.predicted == {name: fake.predicted for name, fake in fakes.items() if not fake.lacking}
+    assert bool(list(disk_cache.entries())) == bool(measured)
+    if measured:
+        assert "measured" in choose(ON_GPU, "never").why
+
+
+@pytest.mark.parametrize(
+    ("fakes", "expected"),
+    [
+        ({"library": Fake(1.0, 4.0), "ours": Fake(50.0, 3.0, compiles=True)}, "library"),
+        ({"ours": Fake(1.0, 3.0, compiles=True), "slow": Fake(2.0, 3.0, compiles=True)}, "ours"),
+    ],
+    ids=["kernels that are far behind", "kernels alone"],
+)
+def test_nothing_is_left_to_decide(clock, offer, fakes, expected):
+    offer(**fakes)
+    decision = choose(ON_GPU, "auto", CALL)
+    assert (decision.implementation, decision.final, decision.undecided) == (fakes[expected], True, None)
 
 
 def torch_call(dropout_p=0.0, lse=False, gradients=True):
@@ -294,22 +375,6 @@ def test_the_measured_best_is_chosen_and_kept_on_disk(clock, offer):
     assert clock.calls
 
 
-def test_what_counts_is_what_they_take_under_load(clock, offer):
-    """The clock of a device that is at work falls, and one may slow down by more than another."""
-    fakes = offer(one=Fake(1.0, 3.0, slower=1.5), two=Fake(1.0, 3.5, slower=1.1), far=Fake(1.0, 9.0, slower=0.1))
-    decision = choose(ON_GPU, "wait", CALL)
-    assert decision.implementation is fakes["two"]
-    assert decision.measured == {"one": 4.5, "two": pytest.approx(3.85), "far": 9.0}
-    assert clock.settled == [["one", "two"]]
-
-
-@pytest.mark.parametrize(("measured", "expected"), [(1.01, "one"), (1.03, "other")])
-def test_of_equals_the_preferred_one_is_chosen(offer, clock, measured, expected):
-    fakes = offer(one=Fake(1.0, measured), other=Fake(1.0, 1.0))
-    fakes["one"].preferred = True
-    assert choose(ON_GPU, "wait", CALL).implementation is fakes[expected]
-
-
 def test_modes(clock, offer):
     fakes = offer(one=Fake(1.0, 3.0), two=Fake(1.5, 2.0), far=Fake(7.0, 0.1))
     never = choose(ON_GPU, "never", CALL)
@@ -349,85 +414,6 @@ def test_no_call_waits_for_a_library_s_plan(clock, offer):
     assert choose(ON_GPU, "auto", CALL).implementation is fakes["planning"]
 
 
-def test_nothing_is_compiled_that_is_far_behind(clock, offer):
-    fakes = offer(library=Fake(1.0, 4.0), ours=Fake(50.0, 3.0))
-    fakes["ours"].compiles = True
-    decision = choose(ON_GPU, "auto", CALL)
-    assert (decision.implementation, decision.final, decision.undecided) == (fakes["library"], True, None)
-
-
-def test_a_call_that_only_kernels_can_do_waits_for_them(clock, offer):
-    fakes = offer(ours=Fake(1.0, 3.0), slow=Fake(2.0, 3.0))
-    fakes["ours"].compiles = fakes["slow"].compiles = True
-    decision = choose(ON_GPU, "auto", CALL)
-    assert (decision.implementation, decision.final, decision.undecided) == (fakes["ours"], True, None)
-
-
-def test_what_is_slow_to_begin_is_timed_only_where_it_may_well_be_the_fastest(clock, offer):
-    class Slow(Fake):
-        slow_to_begin = True
-
-    fakes = offer(one=Fake(1.0, 3.0), two=Fake(1.5, 2.0), slow=Slow(1.5, 0.1))
-    found = choose(ON_GPU, "wait", CALL)
-    assert found.implementation is fakes["two"]
-    assert found.measured == {"one": 3.0, "two": 2.0}
-    clear_plans()
-    assert choose(ON_GPU, "always", CALL).implementation is fakes["slow"]
-    clear_plans()
-    disk_cache.clear()
-    fakes["slow"].predicted = 1.1
-    assert choose(ON_GPU, "wait", CALL).implementation is fakes["slow"]
-
-
-@pytest.mark.parametrize("gradients", [False, True])
-def test_what_keeps_the_gpu_waiting_is_not_timed(clock, offer, gradients):
-    class Busy(Fake):
-        host = 0.5, 2.0
-
-    fakes = offer(one=Fake(1.0, 3.0), busy=Busy(1.0, 0.1))
-    chosen = choose(replace(ON_GPU, gradients=gradients), "wait", CALL).implementation
-    assert chosen is fakes["one" if gradients else "busy"]
-
-
-@pytest.mark.parametrize(
-    ("queueing", "chosen"),
-    [
-        ((4.0, 4.35), "two"),  # who knows which of the hosts was faster
-        ((4.0, 4.45), "one"),
-        ((0.1, 1.9), "two"),  # the device doesn't wait
-        ((0.1, 3.1), "one"),  # now it does, for longer than the other takes
-    ],
-)
-def test_between_hosts_that_are_as_fast_the_device_decides(clock, offer, queueing, chosen):
-    one, two = Fake(1.0, 2.5), Fake(1.0, 2.0)
-    one.queueing, two.queueing = queueing
-    fakes = offer(one=one, two=two)
-    found = choose(ON_GPU, "wait", CALL)
-    assert found.implementation is fakes[chosen]
-    assert found.measured == {"one": max(2.5, queueing[0]), "two": max(2.0, queueing[1])}
-
-
-def test_the_host_counts_only_where_the_device_may_wait_for_it(clock, offer):
-    offer(one=Fake(1.0, 100.0, queueing=200.0), two=Fake(1.0, 101.0))
-    assert choose(ON_GPU, "wait", CALL).measured == {"one": 100.0, "two": 101.0}
-    assert clock.queued == []
-    clear_plans()
-    disk_cache.clear()
-    offer(one=Fake(1.0, 99.0, queueing=200.0), two=Fake(1.0, 101.0))
-    assert choose(ON_GPU, "wait", CALL).measured == {"one": 200.0, "two": 101.0}
-    assert clock.queued
-
-
-def test_what_holds_scores_keeps_nothing_from_being_measured(clock, offer):
-    class Unfused(Fake):
-        efficiency = 0.0
-
-    fakes = offer(scores=Unfused(1.0, 5.0), one=Fake(10.0, 2.0), two=Fake(20.0, 3.0), far=Fake(70.0, 0.1))
-    found = choose(ON_GPU, "wait", CALL)
-    assert found.implementation is fakes["one"]
-    assert found.measured == {"scores": 5.0, "one": 2.0, "two": 3.0}
-
-
 def test_nothing_is_measured_where_it_may_not_be(clock, offer):
     fakes = offer(one=Fake(1.0, 3.0), two=Fake(1.5, 2.0))
     clock.allowed = False
@@ -457,12 +443,6 @@ def test_efficiency_may_differ_by_dtype(clock, offer):
         spec = replace(ON_GPU, dtype=dtype)
         assert choose(spec, "never", CALL).implementation is fakes[best]
         assert choose(spec, "wait", CALL, quiet=True).implementation is fakes[best]
-
-
-def test_the_predicted_best_where_nothing_works_in_a_measurement(clock, offer):
-    fakes = offer(one=Fake(1.0, None), two=Fake(1.5, None))
-    assert choose(ON_GPU, "wait", CALL).implementation is fakes["one"]
-    assert list(disk_cache.entries()) == []
 
 
 def test_what_is_on_disk_but_cannot_do_it_any_more_is_measured_anew(clock, offer):
@@ -497,12 +477,6 @@ def test_versions_are_of_what_is_installed(monkeypatch):
 
     monkeypatch.setattr(clocks, "version", missing)
     assert "flash-attn-4" not in clocks.TorchClock("cuda:0").versions()
-
-
-def test_the_only_one_is_not_measured(clock, offer):
-    fakes = offer(one=Fake(1.0, 1.0), two=Fake(1.0, 1.0, "no"))
-    assert choose(ON_GPU, "always", CALL).implementation is fakes["one"]
-    assert clock.calls == []
 
 
 @pytest.mark.parametrize(
@@ -566,11 +540,3 @@ def test_a_compiler_can_trace_the_choice_on_a_gpu(monkeypatch):
         with attention_backend(allowed) if allowed else nullcontext():
             torch.compile(function, fullgraph=True, backend=backend)(q)
         assert expected in graphs.pop().print_readable(print_output=False)
-
-
-def test_a_decision_has_predicted_and_measured_times(clock, offer):
-    offer(one=Fake(1.0, 3.0), two=Fake(1.5, 2.0))
-    decision = choose(ON_GPU, "wait", CALL)
-    assert decision.predicted == {"one": 1.0, "two": 1.5}
-    with autotune("never"):
-        assert "measured" in choose(ON_GPU, "never").why
