@@ -207,7 +207,8 @@ def _in_pieces(spec: AttentionSpec, operands: AttentionInputs, on: Arrays, wide:
     def go(axis: int, start: int, arrays: tuple[Any, ...]) -> tuple[Any, Any]:
         if axis == len(sizes):
             # Keywords would be lost on the way through a checkpoint of older versions.
-            return _piece_of(on, again, spec, wide, start, arrays)
+            pair: tuple[Any, Any] = on.block(partial(_block, on, spec, wide, start), again, *arrays)
+            return pair
         if piece[axis] >= sizes[axis]:
             return go(axis + 1, start, arrays)
         queries = axis == len(sizes) - 1
@@ -226,7 +227,7 @@ def _in_pieces(spec: AttentionSpec, operands: AttentionInputs, on: Arrays, wide:
     arrays = operands.all()
     if again and on.sums_gradients:
         cuts = _cuts(sizes, piece, arrays)
-        pieces = [(partial(_block_of, on, spec, wide, starts[-1]), *cut) for starts, *cut in cuts]
+        pieces = [(partial(_block, on, spec, wide, starts[-1]), *cut) for starts, *cut in cuts]
         result: tuple[Any, Any] = on.whole(partial(go, 0, 0), pieces, arrays)
         return result
     return go(0, 0, arrays)
@@ -252,19 +253,9 @@ def _cuts(
     return found
 
 
-def _piece_of(
-    on: Arrays, again: bool, spec: AttentionSpec, wide: str, start: int, arrays: tuple[Any, ...]
-) -> tuple[Any, Any]:
-    result: tuple[Any, Any] = on.block(partial(_block_of, on, spec, wide, start), again, *arrays)
-    return result
-
-
-def _block_of(on: Arrays, spec: AttentionSpec, wide: str, start: int, *arrays: Any) -> tuple[Any, Any]:
-    return _block(spec, AttentionInputs(*arrays), on, wide, start)
-
-
-def _block(spec: AttentionSpec, x: AttentionInputs, on: Arrays, wide: str, start: int) -> tuple[Any, Any]:
+def _block(on: Arrays, spec: AttentionSpec, wide: str, start: int, *arrays: Any) -> tuple[Any, Any]:
     """Compute one piece, whose first query is number ``start``. All scores are there at once."""
+    x = AttentionInputs(*arrays)
     q, k, v = (on.cast(each, wide) for each in (x.q, x.k, x.v))
     rank = len(q.shape)
     batch = tuple([

@@ -146,18 +146,10 @@ def _on_device_of(q: Any) -> AbstractContextManager[Any]:
     return torch.cuda.device(q.device) if q.is_cuda else nullcontext()
 
 
-def _options(
-    scale: float, causal: bool, left: int | None, right: int | None, softcap: float, longest_q: Any, longest_kv: Any
-) -> dict[str, Any]:
-    return {
-        "softmax_scale": scale,
-        "causal": causal,
-        "window_size_left": left,
-        "window_size_right": right,
-        "softcap": softcap,
-        "max_seqlen_q": longest_q,
-        "max_seqlen_k": longest_kv,
-    }
+_OPTIONS = (
+    "softmax_scale", "causal", "window_size_left", "window_size_right", "softcap", "max_seqlen_q", "max_seqlen_k"
+)  # fmt: skip
+"""What the library calls the constants."""
 
 
 def _compute(
@@ -173,7 +165,7 @@ def _compute(
         out, lse, *_ = _library()._flash_attn_fwd(
             q.detach(), k.detach(), v.detach(), cu_seqlens_q=starts, cu_seqlens_k=kv_starts, seqused_k=cached,
             page_table=table, learnable_sink=None if sinks is None else sinks.detach(), return_lse=True, **memory,
-            **_options(*constants),
+            **dict(zip(_OPTIONS, constants, strict=True)),
         )  # fmt: skip
         return out, lse
 
@@ -202,7 +194,8 @@ def _gradients(
             memory = {f"d{name}": torch.zeros_like(each) for name, each in (("q", q), ("k", k), ("v", v))}
         d_q, d_k, d_v, *rest = _library()._flash_attn_bwd(
             q, k, v, out, torch.zeros_like(out) if d_out is None else d_out, lse, cu_seqlens_q=starts,
-            cu_seqlens_k=kv_starts, dlse=d_lse, learnable_sink=sinks, **memory, **_options(*constants),
+            cu_seqlens_k=kv_starts, dlse=d_lse, learnable_sink=sinks, **memory,
+            **dict(zip(_OPTIONS, constants, strict=True)),
         )  # fmt: skip
         return d_q, d_k, d_v, rest[0] if rest else None
 
