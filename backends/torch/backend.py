@@ -89,7 +89,7 @@ class TorchBackend(TorchSteps):
     def __init__(self) -> None:
         self.einsum = private_copy(torch.einsum)  # native, also while that is patched
         ask_torch(torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)
-        torch_state.ask_torch(torch._C._get_deterministic_algorithms, is_followed, saving_hooks)
+        torch_state.ask_torch(_is_deterministic, is_followed, saving_hooks, PLAIN)
 
     def owns(self, array_type: type) -> bool:
         return issubclass(array_type, torch.Tensor)

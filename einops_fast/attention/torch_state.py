@@ -40,12 +40,21 @@ is_followed: Callable[[], bool] = bool
 saving_hooks: Callable[[bool], Any] = lambda ignores_tracing: None  # noqa: E731
 
 
+#: Types of tensors that nobody has overridden anything of; none before there are tensors.
+plain_types: tuple[type, ...] = ()
+
+
 def ask_torch(
-    is_strict_now: Callable[[], bool], is_followed_now: Callable[[], bool], saving_hooks_now: Callable[[bool], Any]
+    is_strict_now: Callable[[], bool],
+    is_followed_now: Callable[[], bool],
+    saving_hooks_now: Callable[[bool], Any],
+    plain_types_now: tuple[type, ...],
 ) -> None:
     """Hand over what torch answers."""
-    global is_strict, is_followed, saving_hooks
-    is_strict, is_followed, saving_hooks = is_strict_now, is_followed_now, saving_hooks_now
+    global is_strict, is_followed, saving_hooks, plain_types
+    is_strict, is_followed, saving_hooks, plain_types = (
+        is_strict_now, is_followed_now, saving_hooks_now, plain_types_now
+    )  # fmt: skip
 
 
 def refuse_layouts(arrays: Mapping[str, Any]) -> None:

@@ -47,27 +47,29 @@ def computed(read: Callable[..., Run], arrays: tuple[Any, ...], *options: Any) -
         arrays: the input, which may be a list, and others, each of which may be ``None``.
         options: everything else that was asked for.
     """
-    given = [each for each in arrays if each is not None]
     question: Hashable = None
+    given: Sequence[Any] = ()
     if not tracing.is_followed():
-        kept = None
-        try:
-            first = given[0]
-            # Options are told apart by type, too: True is no number, though it is equal to one.
-            question = (
-                read, first.shape, first.data_ptr() % VECTOR, torch_state.is_strict(),
-                not torch_state.saving_hooks(False), options, *map(type, options), *map(type, arrays),
-            )  # fmt: skip
-            for like, run in _runs.get(question, ()):
-                if like(given):
-                    kept = run
-                    break
-        except (AttributeError, IndexError, TypeError, RuntimeError):  # arrays of others, or without memory
-            question = None
-        if kept is not None:
-            return kept(*arrays)
-        if arrays[0] is not None and backend_for_type(type(arrays[0])) is None:
-            arrays = (get_backend("numpy").convert(arrays[0], "the input"), *arrays[1:])
+        first = arrays[0]
+        if type(first) in torch_state.plain_types:
+            given = [each for each in arrays if each is not None]
+            kept = None
+            try:
+                # Options are told apart by type, too: True is no number, though it is equal to one.
+                question = (
+                    read, first.shape, first.data_ptr() % VECTOR, torch_state.is_strict(),
+                    not torch_state.saving_hooks(False), options, *map(type, options), *map(type, arrays),
+                )  # fmt: skip
+                for like, run in _runs.get(question, ()):
+                    if like(given):
+                        kept = run
+                        break
+            except (AttributeError, TypeError, RuntimeError):  # one is of others, or without memory
+                question = None
+            if kept is not None:
+                return kept(*arrays)
+        elif first is not None and backend_for_type(type(first)) is None:
+            arrays = (get_backend("numpy").convert(first, "the input"), *arrays[1:])
     run = read(*arrays, *options)
     result = run(*arrays)
     if question is not None:

@@ -48,7 +48,7 @@ def linear(x: Any, weight: Any, bias: Any, activation: str) -> Run:
     x, weight, *biases = tensors
     bias = biases[0] if biases else None
     if activation == "none" and begins_with_library():
-        run: Run = F.linear  # for plain products, there is nothing faster
+        run = _by_torch(x, bias, activation)  # for plain products, there is nothing faster
     else:
         keeps = activation not in ("none", *_FROM_RESULT) and torch.is_grad_enabled()
         keeps = keeps and any(each.requires_grad for each in tensors)
@@ -66,7 +66,7 @@ def _by_torch(x: Any, bias: Any, activation: str) -> Run:
     """Return the library's product, together with the bias, so that the sums are rounded once."""
     dtype = None if bias is None or bias.dtype == x.dtype else x.dtype
     if activation == "none" and dtype is None:
-        return F.linear
+        return lambda x, weight, bias: F.linear(x, weight, bias)
 
     def run(x: Any, weight: Any, bias: Any) -> Any:
         found = F.linear(x, weight, bias if dtype is None else bias.to(dtype))

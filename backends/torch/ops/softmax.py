@@ -46,10 +46,10 @@ def _by_torch(
             raise OperandError(f"axis {dim} of the input has several lengths: there is no mask for a softmax along it")
         dim -= x.dim()  # torch's gradient of a jagged tensor takes it for an axis of the values
     if mask is None and queries is None and scale == 1.0:
-        native = torch.log_softmax if log else torch.softmax
-        if wanted == x.dtype:
-            return lambda x, mask: native(x, dim)
-        return lambda x, mask: native(x, dim, dtype=wanted)
+        kind = None if wanted == x.dtype else wanted
+        if log:
+            return lambda x, mask: torch.log_softmax(x, dim, dtype=kind)
+        return lambda x, mask: torch.softmax(x, dim, dtype=kind)
 
     def masked(x: Any, mask: Any) -> Any:
         way = softmax_in_pieces if gains_by_pieces(x, mask, queries, wanted) else masked_softmax

@@ -42,7 +42,7 @@ def test_dtypes_are_those_of_torch(reorders: bool, problem: tuple[Case, list[str
     ones = [[size == 1 for size in shape] for shape in case.shapes]
     asked = [*subscripts.inputs], subscripts.output, ones, dtypes
     with torch.backends.opt_einsum.flags(enabled=reorders), torch.autocast("cpu", torch.bfloat16):
-        path = torch_path.__wrapped__(subscripts.equation, case.shapes)
+        path = torch_path(subscripts.equation, case.shapes)
         found = whole_dtype(*asked, [path], "cpu")
         assert whole_dtype(*asked, every_path(len(operands)), "cpu") in (found, None)
         try:
