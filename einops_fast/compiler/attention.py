@@ -5,25 +5,25 @@ views. From there it goes on through scales, masks, biases and a softcap to a co
 views of are queries and keys; their labels make the pattern.
 
 **Rows without a key.** Our attention gives zeros there. Written out, a mask of ``-inf`` gives NaN, and a mask of a
-large negative number the mean of all values: :attr:`Match.empty` says which, where that can't be ruled out.
+large negative number the mean of all values: ``Match.empty`` says which, where that can't be ruled out.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.fx import Node
 
 from einops_fast.compiler.contractions import Product, is_contraction, product_of
+from einops_fast.compiler.match import Match, Miss, Read
 from einops_fast.compiler.nest import Dims, Label, expanded, fresh
 from einops_fast.compiler.nodes import argument, constant_of, dtype_of, name_of, shape_of, source_of
 from einops_fast.compiler.views import broadcast, is_cast, seen_through
 
-__all__ = ["Match", "Miss", "Read", "match_attention"]
+__all__ = ["match_attention"]
 
 _BETWEEN = frozenset(
     "dropout to type_as type float half bfloat16 double contiguous clone detach reshape flatten unflatten expand "
@@ -35,70 +35,6 @@ _REASONS = {"getitem": "different offset", "reshape": "different numel", "flatte
 
 _LARGE = -1e4
 """A number that hides a key if it is in the place of its score, or less than that."""
-
-
-class Miss(Exception):
-    """Why something isn't fused.
-
-    Attributes:
-        reason: of :data:`einops_fast.compiler.report.REASONS`.
-        node: where that is.
-    """
-
-    def __init__(self, reason: str, node: Node) -> None:
-        super().__init__(reason)
-        self.reason, self.node = reason, node
-
-
-class Read(NamedTuple):
-    """A tensor that is read in the nest.
-
-    Attributes:
-        node: the tensor.
-        dims: what indexes it.
-        factor: what it is multiplied by.
-        copies: nodes that are views or copies of it, by which the program reads it.
-    """
-
-    node: Node
-    dims: Dims
-    factor: float = 1.0
-    copies: tuple[Node, ...] = ()
-
-
-@dataclass
-class Match:
-    """One attention as it was found.
-
-    Attributes:
-        node: the product with the values.
-        result: what indexes it.
-        q, k, v: the operands, as they lie in memory.
-        keys: the label that is summed over.
-        features: the label that q and k are multiplied along.
-        scale: of the products of q and k.
-        softcap: as in :func:`einops_fast.attention`.
-        dropout_p: of the weights.
-        biases: what is added to the scores.
-        masks: what hides keys; each with whether True stands for a key that is seen.
-        empty: what the program has in rows without a key: ``'nan'``, ``'mean'``, or nothing where that can't be.
-        inner: nodes between the operands and the result, none of which may have another use.
-    """
-
-    node: Node
-    result: Dims
-    q: Read
-    k: Read
-    v: Read
-    keys: tuple[Label, ...]
-    features: tuple[Label, ...]
-    scale: float
-    softcap: float
-    dropout_p: float
-    biases: list[Read]
-    masks: list[tuple[Read, bool]]
-    empty: str
-    inner: list[Node] = field(default_factory=list)
 
 
 def match_attention(node: Node) -> Match | None:

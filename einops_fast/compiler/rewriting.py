@@ -12,19 +12,18 @@ import torch
 from torch import fx
 from torch.fx import Graph, GraphModule, Node
 
-from einops_fast.compiler.attention import Match, Miss, Read, match_attention
+from einops_fast.compiler.attention import match_attention
 from einops_fast.compiler.calls import call_attention
 from einops_fast.compiler.masks import alignment_of
+from einops_fast.compiler.match import Match, Miss, Read
 from einops_fast.compiler.nest import Dims, Label, expanded
-from einops_fast.compiler.nodes import dtype_of, mutates, name_of, same_size, source_of
+from einops_fast.compiler.nodes import dtype_of, same_size, source_of
 from einops_fast.compiler.report import Fusion, tell
+from einops_fast.compiler.safety import check, name_what_is_written
 from einops_fast.compiler.views import permutation_of
 from einops_fast.errors import EinsumError
 
 __all__ = ["rewritten"]
-
-_SETTINGS = ("set_grad_enabled", "enter_autocast", "exit_autocast", "enter_inference_mode", "exit_inference_mode")
-"""What changes how the nodes after it are computed."""
 
 _PLACE = re.compile(r'File "([^"]+)", line (\d+)')
 
@@ -37,7 +36,7 @@ def rewritten(module: GraphModule) -> int:
 
 def _rewritten(module: GraphModule) -> int:
     graph = module.graph
-    _name_what_is_written(graph)
+    name_what_is_written(graph)
     count = 0
     for node in list(graph.nodes):
         try:
@@ -55,19 +54,6 @@ def _rewritten(module: GraphModule) -> int:
     return count
 
 
-def _name_what_is_written(graph: Graph) -> None:
-    """Have every use of a tensor after it was written to be one of the write's result, which is the same tensor."""
-    for node in graph.nodes:
-        written = source_of(node) if node.args else None
-        if not mutates(node) or name_of(node) == "setitem" or not isinstance(written, Node):
-            continue
-        later = node.next
-        while later.op != "root":
-            if written in later.all_input_nodes:
-                later.replace_input_with(written, node)
-            later = later.next
-
-
 class _Rewriting:
     """Puts the call of one match into a graph."""
 
@@ -83,10 +69,9 @@ class _Rewriting:
             Miss: the match can't be fused after all. Then the graph is as it was.
         """
         match = self.match
-        self._check_uses()
-        self._check_order()
+        check(self.graph, match)
         target, result = self._permuted(match.node, match.result)
-        for read in self._reads():
+        for read in match.reads:
             for axis, dim in enumerate(read.dims):
                 labels = expanded(dim)
                 if len(labels) == 1:
@@ -96,7 +81,6 @@ class _Rewriting:
             raise Miss("unsupported option", match.node)
         keys = match.keys[0]
         causal, masks, biases = self._causal(queries, keys)
-        self._check_dtypes()
         before = set(self.graph.nodes)
         try:
             with self.graph.inserting_before(target):
@@ -112,47 +96,6 @@ class _Rewriting:
         self._erase(target)
         sizes = {name: _number(label.size) for label, name in self.names.items()}
         return Fusion("attention", _place(match.node), pattern, sizes, self._saved())
-
-    # ---- what must hold
-
-    def _check_uses(self) -> None:
-        inner = {*self.match.inner, self.match.node}
-        for node in self.match.inner:
-            if any(user not in inner for user in node.users):
-                written = any(mutates(user) for user in node.users if user not in inner)
-                raise Miss("mutation" if written else "value used elsewhere", node)
-
-    def _check_order(self) -> None:
-        """Raise if, between the first node that is fused and the last, a tensor is written to or a setting changes."""
-        match = self.match
-        inner = set(match.inner)
-        roots: set[Any] = set()
-        began = False
-        for node in self.graph.nodes:
-            if node is match.node:
-                return
-            began = began or node in inner
-            if mutates(node) and node not in inner and _root(node) in roots:
-                raise Miss("mutation", node)
-            for read in self._reads():
-                if read.node is node:
-                    roots |= {_root(each) for each in (node, *read.copies)}
-            if began and _function(node) in _SETTINGS:
-                raise Miss("unsupported option", node)
-
-    def _reads(self) -> list[Read]:
-        match = self.match
-        return [match.q, match.k, match.v, *match.biases, *[mask for mask, _ in match.masks]]
-
-    def _check_dtypes(self) -> None:
-        match = self.match
-        kinds = {dtype_of(read.node) for read in (match.q, match.k, match.v)}
-        devices = {read.node.meta["example_value"].device.type for read in (match.q, match.k, match.v)}
-        autocast = any(torch.is_autocast_enabled(kind) for kind in devices) or any(
-            _function(node) == "enter_autocast" for node in self.graph.nodes
-        )
-        if not all(kind is not None and kind.is_floating_point for kind in kinds) or (len(kinds) > 1 and not autocast):
-            raise Miss("dtype", match.node)
 
     def _try(self, nodes: Sequence[Node], target: Node) -> None:
         """Run what was inserted on the examples of the graph's tensors, which hold nothing.
@@ -346,7 +289,7 @@ class _Rewriting:
         return " ".join(map(self._name, labels))
 
     def _erase(self, target: Node) -> None:
-        copies = [node for read in self._reads() for node in read.copies]
+        copies = [node for read in self.match.reads for node in read.copies]
         doomed: list[Node] = [target, self.match.node, *self.match.inner, *copies]
         for node in _backwards(self.graph, doomed):
             if not node.users:
@@ -370,27 +313,6 @@ class _Rewriting:
 def _backwards(graph: Graph, nodes: Sequence[Node]) -> Iterator[Node]:
     wanted = set(nodes)
     return (node for node in reversed(list(graph.nodes)) if node in wanted)
-
-
-def _root(node: Any) -> Any:
-    """Return the tensor that a node may be a view of."""
-    while isinstance(node, Node) and node.op in ("call_function", "call_method") and node.args:
-        if not isinstance(source_of(node), Node) or (name_of(node) not in _VIEWS and not mutates(node)):
-            break
-        node = source_of(node)
-    return node
-
-
-_VIEWS = frozenset(
-    "reshape flatten unflatten permute transpose t unsqueeze squeeze expand expand_as broadcast_to getitem unbind "
-    "chunk split narrow select movedim contiguous to float half bfloat16 type_as detach reshape_as getattr diagonal "
-    "as_strided unfold tensor_split slice alias".split()
-)
-
-
-def _function(node: Node) -> str:
-    """Return the name of what a node calls, of whichever module."""
-    return str(getattr(node.target, "__name__", "")).lstrip("_")
 
 
 def _place(node: Node) -> str:
