@@ -14,7 +14,8 @@ from einops_fast.profiles.cases import CONTRACTIONS, Case
 
 __all__ = ["EXTRA", "FAMILIES", "MODELS", "SWEEP"]
 
-_ATTENTION: tuple[Case, ...] = (
+EXTRA: tuple[Case, ...] = (
+    # Attention.
     Case("x-qk-odd", "bind,bjnd->bnij", ((3, 1009, 11, 72), (3, 997, 11, 72))),
     Case("x-qk-decode", "bind,bjnd->bnij", ((32, 1, 32, 128), (32, 251, 32, 128))),
     Case("x-qk-grouped", "bind,bjd->bnij", ((8, 500, 8, 64), (8, 516, 64))),
@@ -24,9 +25,7 @@ _ATTENTION: tuple[Case, ...] = (
     Case("x-proj-4", "bnih,nhd->bid", ((4, 12, 1028, 68), (12, 68, 1540))),
     Case("x-linattn-deep", "bind,bine->bnde", ((2, 32768, 4, 48), (2, 32768, 4, 56))),
     Case("x-ellipsis", "abid,abjd->abij", ((12, 10, 400, 40), (12, 10, 396, 40)), spelled="...id,...jd->...ij"),
-)
-
-_MATRICES: tuple[Case, ...] = (
+    # Matrices.
     Case("x-deep", "ki,kj->ij", ((300007, 24), (300007, 40))),
     Case("x-rows-8", "ik,kj->ij", ((8, 5000), (5000, 6000))),
     Case("x-columns-16", "ik,jk->ij", ((300000, 64), (16, 64))),
@@ -37,9 +36,7 @@ _MATRICES: tuple[Case, ...] = (
     Case("x-batch-sliced", "bij,bjk->bik", ((16, 800, 401), (16, 401, 600)), memory=("bi_j", "bjk")),
     Case("x-tccg-4d", "ebad,ce->abcd", ((33, 50, 40, 100), (70, 33))),
     Case("x-tccg-6d", "dega,gfbc->abcdef", ((14, 10, 24, 18), (24, 12, 20, 16))),
-)
-
-_ROWS: tuple[Case, ...] = (
+    # Rows: products, scales, sums, diagonals.
     Case("x-rowdot-odd", "bnid,bnid->bni", ((6, 11, 4001, 33), (6, 11, 4001, 33))),
     Case("x-rowdot-turned", "bind,bnid->bni", ((4, 2048, 16, 64), (4, 16, 2048, 64))),
     Case("x-dot-turned", "ij,ji->", ((3001, 2999), (2999, 3001))),
@@ -49,18 +46,14 @@ _ROWS: tuple[Case, ...] = (
     Case("x-sum-first", "aij,jk->ik", ((64, 500, 501), (501, 400))),
     Case("x-trace", "abii->ab", ((1500, 800, 4, 4),)),
     Case("x-diagonal", "bii,bijk->bjk", ((128, 40, 40), (128, 40, 50, 61))),
-)
-
-_SEVERAL: tuple[Case, ...] = (
+    # Several operands.
     Case("x-form", "bi,bij,bj->b", ((512, 160), (512, 160, 181), (512, 181))),
     Case("x-bilinear-odd", "bi,oij,bj->bo", ((20001, 96), (99, 96, 103), (20001, 103))),
     Case("x-chain3", "ai,ij,jb->ab", ((5000, 72), (72, 40), (40, 4000))),
 )
 
-EXTRA: tuple[Case, ...] = (*_ATTENTION, *_MATRICES, *_ROWS, *_SEVERAL)
-
-# Projections, experts, adapters, per-head products.
-_LAYERS: tuple[Case, ...] = (
+MODELS: tuple[Case, ...] = (
+    # Projections, experts, adapters, per-head products.
     Case("m-moe", "ecd,edf->ecf", ((16, 1024, 1024), (16, 1024, 2816))),
     Case("m-moe-dispatch", "gsec,gsm->egcm", ((8, 1024, 16, 128), (8, 1024, 512))),
     Case("m-moe-combine", "gsec,egcm->gsm", ((8, 1024, 16, 128), (16, 8, 128, 512))),
@@ -76,10 +69,7 @@ _LAYERS: tuple[Case, ...] = (
     Case("m-relative-high", "bhwc,hkc->bhwk", ((64, 64, 64, 64), (64, 64, 64))),
     Case("m-relative-wide", "bhwc,wkc->bhwk", ((64, 64, 64, 64), (64, 64, 64))),
     Case("m-linear-attention", "bhdn,bhen->bhde", ((8, 8, 32, 16384), (8, 8, 32, 16384))),
-)
-
-# State-space models (Mamba, in chunks) and scans.
-_STATES: tuple[Case, ...] = (
+    # State-space models (Mamba, in chunks) and scans.
     Case("m-ssm-out", "bldn,bln->bld", ((4, 1024, 1024, 16), (4, 1024, 16))),
     Case("m-ssm-in", "bld,bln,bld->bldn", ((4, 1024, 1024), (4, 1024, 16), (4, 1024, 1024))),
     Case(
@@ -90,10 +80,7 @@ _STATES: tuple[Case, ...] = (
     Case("m-ssd-state", "bclhn,bhcl,bclhp->bchpn", ((2, 32, 128, 16, 64), (2, 16, 32, 128), (2, 32, 128, 16, 64))),
     Case("m-ssd-pass", "bhzc,bchpn->bzhpn", ((2, 16, 33, 33), (2, 33, 16, 64, 64))),
     Case("m-ssd-out", "bclhn,bchpn,bhcl->bclhp", ((2, 32, 128, 16, 64), (2, 32, 16, 64, 64), (2, 16, 32, 128))),
-)
-
-# AlphaFold's pairs, capsules, graphs, rotations of points, rays.
-_STRUCTURES: tuple[Case, ...] = (
+    # AlphaFold's pairs, capsules, graphs, rotations of points, rays.
     Case("m-triangle-out", "bikc,bjkc->bijc", ((1, 384, 384, 128), (1, 384, 384, 128))),
     Case("m-triangle-in", "bkic,bkjc->bijc", ((1, 384, 384, 128), (1, 384, 384, 128))),
     Case("m-outer-mean", "bsic,bsjd->bijcd", ((1, 128, 256, 32), (1, 128, 256, 32))),
@@ -106,10 +93,7 @@ _STRUCTURES: tuple[Case, ...] = (
     Case("m-compose", "nij,njk->nik", ((1000000, 3, 3), (1000000, 3, 3))),
     Case("m-matvecs", "nij,nj->ni", ((20000, 32, 32), (20000, 32))),
     Case("m-render", "nrs,nrsc->nrc", ((4, 16384, 128), (4, 16384, 128, 3))),
-)
-
-# Images: correlations, styles, filters, Fourier layers.
-_IMAGES: tuple[Case, ...] = (
+    # Images: correlations, styles, filters, Fourier layers.
     Case("m-correlation", "bchw,bcij->bhwij", ((1, 256, 64, 80), (1, 256, 64, 80))),
     Case("m-gram", "bchw,bdhw->bcd", ((8, 256, 96, 96), (8, 256, 96, 96))),
     Case("m-modulate", "bi,oikl->boikl", ((16, 512), (512, 512, 3, 3))),
@@ -117,10 +101,7 @@ _IMAGES: tuple[Case, ...] = (
     Case("m-dynamic-filter", "bkhw,bckhw->bchw", ((4, 9, 64, 64), (4, 128, 9, 64, 64))),
     Case("m-fourier", "bixy,ioxy->boxy", ((16, 64, 64, 33), (64, 64, 64, 33))),
     Case("m-mean-square", "bchw,bchw->c", ((32, 256, 48, 48), (32, 256, 48, 48))),
-)
-
-# Decompositions, forms, weighted and scaled products, quantum states.
-_TENSORS: tuple[Case, ...] = (
+    # Decompositions, forms, weighted and scaled products, quantum states.
     Case("m-cp", "ir,jr,kr->ijk", ((300, 32), (256, 32), (320, 32))),
     Case("m-mttkrp", "ijk,jr,kr->ir", ((400, 300, 256), (300, 32), (256, 32))),
     Case("m-tucker", "abc,ai,bj,ck->ijk", ((32, 32, 32), (32, 256), (32, 256), (32, 300))),
@@ -136,8 +117,6 @@ _TENSORS: tuple[Case, ...] = (
     Case("m-mps", "aib,bjc->aijc", ((1024, 2, 1024), (1024, 2, 1024))),
     Case("m-mps-norm", "ab,aic,bid->cd", ((1024, 1024), (1024, 2, 1024), (1024, 2, 1024))),
 )
-
-MODELS: tuple[Case, ...] = (*_LAYERS, *_STATES, *_STRUCTURES, *_IMAGES, *_TENSORS)
 
 
 def _sizes(first: int, last: int) -> list[int]:

@@ -32,13 +32,7 @@ def random_values(shapes: Sequence[Shape], seed: int) -> list[Values]:
 
 
 class Reference:
-    """The float64 result of a case for given operands, or a grid of its elements.
-
-    Args:
-        case: what is computed.
-        operands: arrays of any framework.
-        to_float64: their values; only of what the grid needs.
-    """
+    """The float64 result of a case for operands of any framework, or a grid of its elements."""
 
     def __init__(self, case: Case, operands: Sequence[Any], to_float64: Callable[[Any], Values] = np.asarray) -> None:
         self.case = case

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 __all__ = ["Clock", "EventClock", "HostClock", "host_seconds", "no_collection"]
 
@@ -18,28 +18,16 @@ HOST_CALLS = 20  # Calls of which the host's time is the median, if they end soo
 HOST_SECONDS = 0.1  # After so long there are no more of them than three
 
 
-class Clock(Protocol):
-    """Takes samples that should last some seconds to be worth their reading, of so many calls at most."""
-
-    @property
-    def sample_seconds(self) -> float: ...
-
-    @property
-    def most_calls(self) -> int: ...
-
-    def sample(self, call: Call, calls: int) -> float:
-        """Seconds of one call, from ``calls`` of them."""
-
-
 @dataclass(frozen=True)
 class HostClock:
     """Wall time on the host, work in flight included: what a program waits for."""
 
-    sample_seconds: ClassVar[float] = 0.01
-    most_calls: ClassVar[int] = 10_000
+    sample_seconds: ClassVar[float] = 0.01  # how long a sample should last to be worth its reading
+    most_calls: ClassVar[int] = 10_000  # of one sample
     synchronize: Call
 
     def sample(self, call: Call, calls: int) -> float:
+        """Seconds of one call, from ``calls`` of them."""
         self.synchronize()
         start = perf_counter()
         for _ in range(calls):
@@ -72,6 +60,9 @@ class EventClock:
             end.record()
         self.synchronize()
         return median(self.milliseconds(start, end) for start, end in pairs) * 1e-3
+
+
+Clock = HostClock | EventClock
 
 
 def host_seconds(synchronize: Call, call: Call) -> float:

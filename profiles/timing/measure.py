@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import cache
 from math import ceil, inf
 from statistics import median, quantiles
 from time import perf_counter
@@ -114,19 +115,20 @@ def compare(
 def check(case: Case, ways: Sequence[Way], dtype: str, *, backward: bool = False) -> list[Timing]:
     """The error of every way of an einsum, if possible beside that of the first way."""
     first, shared = ways[0].framework, _shared(ways)
-    given = {first.name: inputs(case, first, dtype, 0, backward, shared=shared)}
-    references = _references(case, first, given[first.name])
+
+    @cache
+    def given(framework: Framework) -> Inputs:
+        return inputs(case, framework, dtype, 0, backward, shared=shared)
+
+    references = _references(case, first, given(first))
     shapes = [case.result_shape, *(case.shapes if backward else ())]
 
     def judge(way: Way, native: Errors | None) -> tuple[Errors, str]:
-        framework = way.framework
-        if framework.name not in given:
-            given[framework.name] = inputs(case, framework, dtype, 0, backward, shared=shared)
         # Gradients may be right where the result isn't, as of a result that is off by a constant.
-        results, gradients = answer(way, given[framework.name], shapes, dtype)
+        results, gradients = answer(way, given(way.framework), shapes, dtype)
         pairs = zip(references, (*results, *gradients), strict=True)
-        errors = tuple(reference.error(array, framework.to_float64) for reference, array in pairs)
-        comparable = native if framework is first else None
+        errors = tuple(reference.error(array, way.framework.to_float64) for reference, array in pairs)
+        comparable = native if way.framework is first else None
         limits = [
             allowed(reference.case, dtype, comparable[place] if comparable else None)
             for place, reference in enumerate(references)
@@ -215,23 +217,21 @@ def time_ways(
             the host has queued all of it; default: once.
     """
     timed = {each.name: each for each in checked}
-    given: dict[str, Inputs] = {}
+    given = cache(make_inputs)
     running: list[tuple[Way, Call]] = []
     for each in checked:
         way = each.way
         if each.failure or way is None:
             continue
         try:
-            if way.framework.name not in given:
-                given[way.framework.name] = make_inputs(way.framework)
-            call = bind(way, given[way.framework.name])
+            call = bind(way, given(way.framework))
             with way.around():
                 host = host_seconds(way.framework.synchronize, call) if way.framework.device == "gpu" else None
                 call()
         except Exception as error:  # memory, say, may not do for two sets of inputs
             timed[way.name] = replace(Timing.failed(way.name, error), way=way)
             continue
-        timed[way.name] = replace(each, call=call, host=host, operands=given[way.framework.name].operands)
+        timed[way.name] = replace(each, call=call, host=host, operands=given(way.framework).operands)
         running.append((way, call))
     if not running:
         return list(timed.values())
