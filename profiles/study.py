@@ -74,10 +74,8 @@ class Study(ABC):
     on_cpu: tuple[str, ...] = ()  # ways that are measured on a CPU if nobody asks for others; all if empty
     needs_torch: bool = True  # it is about torch's tensors alone
     dtypes: Mapping[str, tuple[str, ...]]  # measured by default, by framework and device or by device
-    efforts: Mapping[str, runner.Effort] = {
-        "cpu": runner.FULL,
-        "gpu": runner.BRIEF,
-    }  # how long to measure, by device
+    # how long to measure, by device.
+    efforts: Mapping[str, runner.Effort] = {"cpu": runner.FULL, "gpu": runner.BRIEF}
     hides_launches: bool = False  # on a GPU, the host queues a whole call before its time begins
     profiled: bool = False  # the kernels of each call are looked at too
     compiled: tuple[str, ...] = ()  # ways that are compiled before anything is timed, within `ahead_seconds`

@@ -13,9 +13,8 @@ from math import inf, isnan, sqrt
 from typing import Any
 
 from einops_fast.profiles.attention.cases import AttentionCase
-from einops_fast.profiles.timing.accuracy import EPSILON
 
-__all__ = ["Extras", "allowed_error", "canonical", "largest_error", "reference", "seen"]
+__all__ = ["Extras", "canonical", "largest_error", "reference", "seen"]
 
 TILE = 64  # Positions that are compared together
 
@@ -132,13 +131,3 @@ def _in_tiles(difference: Any, expected: Any) -> float:
     # Where next to nothing is expected, an error of next to nothing is none.
     value = float((sizes(difference) / size.clamp_min(1e-3 * float(size.square().mean().sqrt()))).max())
     return inf if isnan(value) else value
-
-
-def allowed_error(case: AttentionCase, dtype: str) -> float:
-    """The largest error that counts as right.
-
-    Weights, result and the gradients of the scores are each rounded to the dtype, and sums are kept in float32 at
-    best, which loses about ``sqrt(terms)`` roundings.
-    """
-    accumulator = min(EPSILON[dtype], EPSILON["float32"])
-    return 4 * EPSILON[dtype] + 4 * accumulator * sqrt(case.kv_len)

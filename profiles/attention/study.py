@@ -7,13 +7,14 @@ from dataclasses import replace
 
 from einops_fast.errors import OperandError
 from einops_fast.profiles.attention.cases import FAMILIES
-from einops_fast.profiles.attention.check import Extras, allowed_error, largest_error, reference
+from einops_fast.profiles.attention.check import Extras, largest_error, reference
 from einops_fast.profiles.attention.ways import MAKERS, attention_inputs, chosen_by_ours, extras
 from einops_fast.profiles.frameworks import Framework
 from einops_fast.profiles.reporting.cells import gigabytes, teraflops
 from einops_fast.profiles.reporting.charts import Chart, case_chart
 from einops_fast.profiles.reporting.records import Ceiling, Row, is_own
 from einops_fast.profiles.study import Study, Task
+from einops_fast.profiles.timing.accuracy import rounded
 from einops_fast.profiles.timing.measure import Effort, Errors, Timing, check_ways, too_wrong
 from einops_fast.profiles.ways import Inputs, Way, answer
 
@@ -45,7 +46,7 @@ class AttentionStudy(Study):
     def check(self, task: Task, ways: Sequence[Way]) -> list[Timing]:
         case, given = task.case, self.inputs(task, task.framework, 0)
         expected = reference(case, given.operands, given.cotangents, task.shared)
-        limit = allowed_error(case, task.dtype)
+        limit = rounded(task.dtype, case.kv_len)
         shapes = [case.result_shape, *(case.shapes if task.backward else ())]
 
         def judge(way: Way, native: Errors | None) -> tuple[Errors, str]:

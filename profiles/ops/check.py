@@ -13,7 +13,7 @@ from typing import Any
 
 from einops_fast.profiles.ops.cases import EPS, OpCase
 from einops_fast.profiles.ops.ways import NATIVES
-from einops_fast.profiles.timing.accuracy import EPSILON
+from einops_fast.profiles.timing.accuracy import rounded
 from einops_fast.profiles.ways import Inputs
 
 __all__ = ["allowed_error", "dropout_wrong", "dropped_share", "errors", "model_errors", "relative_error"]
@@ -81,13 +81,10 @@ def model_errors(
 def allowed_error(case: OpCase, dtype: str, native: float | None = None, *, gradient: bool = False) -> float:
     """The largest error that counts as right: three times that of torch's own functions, or what is plain.
 
-    Results, steps between, and those of gradients again, are each rounded to the dtype, and sums are kept in float32 at
-    best, which loses about ``sqrt(terms)`` roundings. Gradients of parameters are sums over the rows. Where ``native``
-    isn't known, torch's own functions are judged, which may round more often.
+    Gradients of parameters are sums over the rows. Where ``native`` isn't known, torch's own functions are judged,
+    which may round more often.
     """
-    terms = max(case.features, case.width, case.rows if gradient else 0)
-    accumulator = min(EPSILON[dtype], EPSILON["float32"])
-    plain = (8 if gradient else 4) * EPSILON[dtype] + 4 * accumulator * sqrt(terms)
+    plain = rounded(dtype, max(case.features, case.width, case.rows if gradient else 0), 8 if gradient else 4)
     return max(plain, 3 * native) if native is not None else min(0.2, 4 * plain)
 
 

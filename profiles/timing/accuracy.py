@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from einops_fast.profiles.cases import Case, Shape
 
-__all__ = ["EPSILON", "Reference", "allowed", "random_values"]
+__all__ = ["EPSILON", "Reference", "allowed", "random_values", "rounded"]
 
 Values = NDArray[np.float64]
 
@@ -51,14 +51,18 @@ class Reference:
         return inf if isnan(worst) else worst
 
 
-def allowed(case: Case, dtype: str, native: float | None = None) -> float:
-    """The largest error that counts as right: twice the native einsum's, or what plain arithmetic collects.
+def rounded(dtype: str, terms: int, roundings: int = 4) -> float:
+    """What plain arithmetic loses, relative to the size of a result.
 
-    That is a rounding of the largest elements of the result and, in the dtype that sums are kept in, what one
-    running sum loses: about ``sqrt(terms)`` roundings of its own size, more for the worst of many elements.
+    That are roundings of the result and of steps before it to the dtype, and in a sum, which is kept in float32 at
+    best, about ``sqrt(terms)`` roundings of its own size, more for the worst of many elements.
     """
-    accumulator = min(EPSILON[dtype], EPSILON["float32"])
-    plain = 4 * EPSILON[dtype] + 4 * accumulator * sqrt(case.terms)
+    return roundings * EPSILON[dtype] + 4 * min(EPSILON[dtype], EPSILON["float32"]) * sqrt(terms)
+
+
+def allowed(case: Case, dtype: str, native: float | None = None) -> float:
+    """The largest error that counts as right: twice the native einsum's, or what plain arithmetic collects."""
+    plain = rounded(dtype, case.terms)
     return max(plain, 2 * native) if native is not None else min(0.1, 2 * plain)
 
 

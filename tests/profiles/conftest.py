@@ -7,6 +7,7 @@ import json
 import pytest
 
 from einops_fast.profiles import frameworks, study
+from einops_fast.profiles.overhead import study as overhead
 from einops_fast.profiles.reporting.records import Ceiling, Machine, Options, Row
 from einops_fast.profiles.studies import STUDIES
 
@@ -24,8 +25,9 @@ def torch():
 
 @pytest.fixture(autouse=True)
 def _ceilings(monkeypatch):
-    """To measure them takes longer than small cases."""
+    """To measure them, or imports, takes longer than small cases."""
     monkeypatch.setattr(study, "measure_ceilings", lambda *arguments: Ceiling(bandwidth=1e10, flops=1e11))
+    monkeypatch.setattr(overhead, "_import", lambda rounds: 1.0)
 
 
 @pytest.fixture

@@ -10,11 +10,12 @@ from einops_fast.profiles import study
 from einops_fast.profiles.attention import study as study_attention
 from einops_fast.profiles.attention import ways as attention_ways
 from einops_fast.profiles.attention.cases import CPU_CASES, FAMILIES, visible_pairs
-from einops_fast.profiles.attention.check import allowed_error, canonical, largest_error, reference, seen
+from einops_fast.profiles.attention.check import canonical, largest_error, reference, seen
 from einops_fast.profiles.attention.ways import MAKERS
 from einops_fast.profiles.reporting.records import ALL, Extent, Options
 from einops_fast.profiles.studies import STUDIES
 from einops_fast.profiles.study import Task
+from einops_fast.profiles.timing.accuracy import rounded
 
 STUDY = STUDIES["attention"]
 
@@ -85,7 +86,7 @@ def test_the_reference_is_what_ours_computes_in_float64(torch, name):
     # One position that is wrong drowns nowhere.
     found[-1] = found[-1].clone()
     canonical(task.case, found[-1])[..., -1, :] *= -1
-    assert largest_error(task.case, found, expected) > allowed_error(task.case, "bfloat16")
+    assert largest_error(task.case, found, expected) > rounded("bfloat16", task.case.kv_len)
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
