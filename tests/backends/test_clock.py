@@ -1,4 +1,4 @@
-"""Times of GPU work don't depend on the host that queues it."""
+"""Times of work as a GPU has it, whatever the host takes to queue it."""
 
 from __future__ import annotations
 
