@@ -49,6 +49,7 @@ def summarize(folder: str | os.PathLike[str], top: int = 10) -> str:
     plans = [row for row in tables["plans"] if row["inside"] == "0"]
     parts = [*_plans(plans, top), *_copies(tables["steps"], top), *_predictions(plans, top)]
     parts += [*_kernels(tables["kernels"], top), *_fallbacks(tables["fallbacks"], top)]
+    parts += _fusions(tables["fusions"], top)
     return "\n".join(parts)
 
 
@@ -146,6 +147,15 @@ def _fallbacks(fallbacks: Sequence[Row], top: int) -> Iterator[str]:
         "what falls back, or is copied",
         ["calls", "category", "reason"],
         [[str(count), category, reason] for (category, reason), count in counted.most_common(top)],
+    )
+
+
+def _fusions(fusions: Sequence[Row], top: int) -> Iterator[str]:
+    counted = Counter((row["what"], row["reason"] or "fused") for row in fusions)
+    yield from _listed(
+        "what compiled programs were searched for",
+        ["times", "what", "fused, or why not"],
+        [[str(count), what, how] for (what, how), count in counted.most_common(top)],
     )
 
 
