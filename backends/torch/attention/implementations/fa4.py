@@ -34,8 +34,6 @@ def _installed() -> bool:
 
 _INSTALLED = _installed()
 
-_OLDEST = FLASH_4.least
-
 _WOULD_COPY = f"it would copy what doesn't begin at multiples of {ALIGNED} bytes"
 
 _BACKWARD = (24, 32, 64, 88, 96, 120, 128, 160, 192, 224, 256)
@@ -59,6 +57,7 @@ class Fa4(OnFourAxes):
     slow_to_begin = True
     compiles = True
     may_refuse = True
+    oldest = FLASH_4.least
     host = 2e-4, 2.5e-3
     without = (
         ("dropout_p", "dropout"), ("bias", "bias"), ("mask", "mask"), ("alibi", "slopes"), ("segments", "segments"),
@@ -66,20 +65,14 @@ class Fa4(OnFourAxes):
     )  # fmt: skip
 
     def lacks(self, spec: AttentionSpec) -> str | None:
-        if spec.dtype not in ("float16", "bfloat16"):
-            return f"it takes float16 and bfloat16 only, not {spec.dtype}"
         if spec.gradients and (spec.cache or spec.page_size):
             return "it has no gradients where there are cache_seqlens"
-        if spec.gradients and spec.deterministic:
-            return "it has no promise that gradients have the same bits on every run"
         if spec.cache and (not spec.page_size or spec.page_size in _TILES):
             pages = f"pages of {spec.page_size}" if spec.page_size else "a cache without pages"
             return f"with {pages}, what lies beyond a sequence's end would have an effect if it is NaN"
         if not spec.scale > 0:
             return f"it hides keys before it scales the scores, so it takes a positive scale only, not {spec.scale}"
-        if 0 in (*spec.batch, spec.q_len, spec.kv_len):
-            return "it takes no empty arrays"
-        return self._lacks_features(spec) or self._lacks_place(spec) or super().lacks(spec) or self._lacks_axes(spec)
+        return super().lacks(spec) or self._lacks_features(spec) or self._lacks_place(spec) or self._lacks_axes(spec)
 
     def _lacks_features(self, spec: AttentionSpec) -> str | None:
         """Return which head dims it lacks."""
@@ -98,9 +91,6 @@ class Fa4(OnFourAxes):
 
     def _lacks_place(self, spec: AttentionSpec) -> str | None:
         """Return which strides, and which ways of queries to face keys, it lacks."""
-        for strides in spec.strides:
-            if strides and strides[-1] != 1:
-                return "it wants the features of a head side by side"
         if odd_strides(spec):
             return _WOULD_COPY
         placed = spec.causal or spec.window != (None, None)
@@ -124,13 +114,7 @@ class Fa4(OnFourAxes):
         return None
 
     def unavailable(self, device: str) -> str | None:
-        if not _INSTALLED:
-            return "flash-attn-4 isn't installed"
-        if not device.startswith("cuda"):
-            return "it is for tensors on NVIDIA GPUs"
-        if capability(device) < _OLDEST:
-            return "it needs a GPU of compute capability 9.0 or later"
-        return None
+        return super().unavailable(device) if _INSTALLED else "flash-attn-4 isn't installed"
 
     def refuses(self, spec: AttentionSpec, inputs: AttentionInputs | None = None) -> str | None:
         reason = super().refuses(spec, inputs)

@@ -15,6 +15,7 @@ import torch
 from einops_fast.attention.axes import View
 from einops_fast.attention.registry import Implementation, Prepared
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
+from einops_fast.backends.torch.attention.implementations.devices import capability
 from einops_fast.backends.torch.types import PLAIN
 from einops_fast.errors import OperandError
 from einops_fast.planning.cost import ITEM_SIZES
@@ -183,6 +184,10 @@ class OnFourAxes(Implementation):
 
     #: Fields of a spec that it can't do, and what that is called.
     without: ClassVar[tuple[tuple[str, str], ...]] = (("transforms", "forward-mode derivative, and can't be vmapped"),)
+    #: The oldest compute capability that it is for, where it is a library for NVIDIA GPUs.
+    oldest: ClassVar[tuple[int, int] | None] = None
+    #: What such a library computes on.
+    dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16")
     #: Whether a mask or bias may be copied.
     expands: ClassVar[bool] = False
     #: Whether what :meth:`plain` gives takes a bias or mask that has axes for queries and keys only.
@@ -194,8 +199,24 @@ class OnFourAxes(Implementation):
         for feature, what in self.without:
             if spec.has(feature):
                 return f"it has no {what}"
+        if self.oldest is not None:
+            if spec.dtype not in self.dtypes:
+                return f"it takes {' and '.join(self.dtypes)} only, not {spec.dtype}"
+            if spec.deterministic and spec.gradients:
+                return "its gradients needn't have the same bits on every run"
+            if 0 in (*spec.batch, spec.q_len, spec.kv_len):
+                return "it takes no empty arrays"
+            if any(strides and strides[-1] != 1 for strides in spec.strides):
+                return "it wants the features of a head side by side"
         found = self.axes(spec)
         return found if isinstance(found, str) else None
+
+    def unavailable(self, device: str) -> str | None:
+        if not device.startswith("cuda"):
+            return "it is for tensors on NVIDIA GPUs"
+        if self.oldest is not None and capability(device) < self.oldest:
+            return f"it needs a GPU of compute capability {'.'.join(map(str, self.oldest))} or later"
+        return None
 
     def axes(self, spec: AttentionSpec) -> FourAxes | str:
         """Return how the axes are merged, or why they aren't."""

@@ -122,36 +122,20 @@ class _OnGpu(Sdpa):
     """One backend of CUDA devices."""
 
     backend: ClassVar[Any]
-    dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16")
     features: ClassVar[int] = 256
     multiple: ClassVar[int] = 8
-    oldest: ClassVar[tuple[int, int]] = (8, 0)
+    oldest = (8, 0)
     may_refuse = True
     without = (("alibi", "slopes"), ("segments", "segments"), ("window", "window"), *Sdpa.without)
 
-    def unavailable(self, device: str) -> str | None:
-        if not device.startswith("cuda"):
-            return "it is for tensors on NVIDIA GPUs"
-        if capability(device) < self.oldest:
-            return f"it needs a GPU of compute capability {'.'.join(map(str, self.oldest))} or later"
-        return None
-
     def lacks(self, spec: AttentionSpec) -> str | None:
-        if spec.dtype not in self.dtypes:
-            return f"it takes {' and '.join(self.dtypes)} only, not {spec.dtype}"
-        if spec.deterministic and spec.gradients:
-            return "its gradients needn't have the same bits on every run"
-        if 0 in (*spec.batch, spec.q_len, spec.kv_len):
-            return "it takes no empty arrays"
         if max(spec.head_dim, spec.v_head_dim) > self.features:
             return f"it takes head_dim up to {self.features}, not {max(spec.head_dim, spec.v_head_dim)}"
         if spec.head_dim % self.multiple or spec.v_head_dim % self.multiple:
             return f"it takes multiples of {self.multiple} as head_dim, not {spec.head_dim} and {spec.v_head_dim}"
-        if any(strides and strides[-1] != 1 for strides in spec.strides):
-            return "it wants the features of a head side by side"
         if not spec.head_dim % 8 and odd_strides(spec):  # torch copies others to have a multiple of 8
             return f"it reads {ALIGNED} bytes at a time, and the strides are no multiples"
-        if spec.bias_dtype and spec.bias_dtype not in _EXACT[spec.dtype]:
+        if spec.bias_dtype and spec.bias_dtype not in _EXACT.get(spec.dtype, ()):
             return f"it would round the bias from {spec.bias_dtype} to {spec.dtype}"
         return super().lacks(spec)
 
