@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Sequence
-from itertools import chain, count, takewhile
+from itertools import chain, count
 from math import prod
 
 from einops_fast.planning.chains import chain_of, chain_order
 from einops_fast.planning.cost import ITEM_SIZES
 from einops_fast.planning.factors import right_operands, with_factor
+from einops_fast.planning.intermediate import Intermediate
 from einops_fast.planning.layout import Term, arranged, compact_strides, contiguous_strides, padded_strides
 from einops_fast.planning.notation import Subscripts
 from einops_fast.planning.pairs import contract_pair, native_step
@@ -43,9 +44,6 @@ _FEW = 8
 
 _FIRST_NUMBER = ord("0")
 """A character that stands for the first label of a pair, where only the pattern of labels counts."""
-
-_AT_ONCE = 8
-"""Neighbours that a kernel writes at once at best: elements of two bytes, 16 bytes at a time."""
 
 
 def lower(
@@ -307,11 +305,12 @@ class _Lowering:
 
     def pair(self, left: Term, right: Term, rest: Remaining | None = None) -> Term:
         """Contract two terms. The result is one of many terms that are left, or the answer if there is no ``rest``."""
-        wanted, target, partner = self.subscripts.output, self.target, None
+        wanted, target = self.subscripts.output, self.target
         if rest:
             keep = [label for label in dict.fromkeys(left.labels + right.labels) if rest.needs(label)]
             partner = rest.partner(keep)
-            wanted = self.hint(left, right, keep, partner, rest)
+            lies = Intermediate(left, right, keep, partner, self.subscripts.output, self.sizes)
+            wanted = lies.order(rest, self.fuses)
             target = self.between
         step = self.contracted(left, right, wanted, target)
         if self.fuses:
@@ -320,7 +319,7 @@ class _Lowering:
             any_order = self.any_order and not rest
             own = step if step.reads == reads else step.replace(reads=reads)
             library = self.in_order(own, wanted, any_order)
-            row = self.row(wanted, partner) if partner is not None else 0
+            row = lies.row(wanted) if rest else 0
             return self.fused([left, right], wanted, library, any_order, row)
         return Term(self.add(step), step.labels, step.shape, contiguous_strides(step.shape))
 
@@ -371,39 +370,6 @@ class _Lowering:
         shape = self.shape(wanted)
         slot = self.add(native_step(terms, wanted, shape, "no order of pairs keeps to the limit", full))
         return Term(slot, wanted, shape, contiguous_strides(shape))
-
-    def hint(self, left: Term, right: Term, keep: Sequence[str], partner: Term | None, rest: Remaining) -> str:
-        """Axis order of an intermediate in which the next step is most likely to need no copy.
-
-        The next partner is taken to be the term that shares most labels; its contracted axes go last, in the
-        order that the partner has them. A kernel of ours reads them as fast where they go before the free ones, and
-        has them there if it would else write too few neighbours at once.
-        """
-        shared = () if partner is None else partner.strides
-        free = "".join(sorted([label for label in keep if label not in shared], key=self.subscripts.output.find))
-        both = [label for label in shared if label in keep]
-        contracted = "".join([label for label in both if rest.is_last(label)])
-        batch = "".join([label for label in both if label not in contracted])
-        usual = batch + free + contracted
-        if not self.fuses:
-            return usual
-        other = batch + contracted + free
-        return max((usual, other), key=lambda order: min(self.neighbours(order, left, right), _AT_ONCE))
-
-    def row(self, labels: str, partner: Term) -> int:
-        """How many of the last axes of an intermediate the next product steps through as one; 0 if it is no product."""
-        contracted = [label in partner.labels and label not in self.subscripts.output for label in labels]
-        if not any(contracted):
-            return 0
-        return len(list(takewhile(lambda each: each == contracted[-1], contracted[::-1])))
-
-    def neighbours(self, order: str, left: Term, right: Term) -> int:
-        """How many neighbours in a product, with its axes in this order, differ in the same operands' elements."""
-
-        def side(label: str) -> tuple[bool, bool]:
-            return label in left.labels, label in right.labels
-
-        return prod(self.sizes[label] for label in takewhile(lambda label: side(label) == side(order[-1]), order[::-1]))
 
     def finish(self, term: Term) -> None:
         """Put the axes in the order of the output; the answer never *is* an operand."""

@@ -8,7 +8,8 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
-from attention_spellings import LOOK_ALIKES, SPELLINGS, Mask, Spelling  # noqa: E402
+from attention_look_alikes import LOOK_ALIKES  # noqa: E402
+from attention_spellings import SPELLINGS, Mask, Spelling  # noqa: E402
 
 from einops_fast.compiler.backend import einops_fast_backend  # noqa: E402
 from einops_fast.compiler.report import REASONS, FusionLog, fusions  # noqa: E402

@@ -1,0 +1,164 @@
+"""Programs that look like attention, and aren't, or need more of it than its result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from attention_spellings import HEADS_FIRST, SQUARE, B, D, E, H, M, Mask, N, Spelling
+
+LOOK_ALIKES: dict[str, tuple[Spelling, str]] = {}
+"""With the reason for which they aren't fused; ``''`` where nothing is said of them."""
+
+
+def look_alike(reason: str, *shapes: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add a function to those that aren't fused."""
+
+    def add(function: Callable[..., Any]) -> Callable[..., Any]:
+        LOOK_ALIKES[function.__name__] = Spelling(function, shapes), reason
+        return function
+
+    return add
+
+
+@look_alike("value used elsewhere", *HEADS_FIRST)
+def weights_are_returned(q, k, v):
+    weights = (q @ k.mT).softmax(-1)
+    return weights @ v, weights
+
+
+@look_alike("value used elsewhere", *HEADS_FIRST)
+def scores_are_used_twice(q, k, v):
+    scores = q @ k.mT
+    return scores.softmax(-1) @ v + scores.mean()
+
+
+@look_alike("different loop order", *HEADS_FIRST)
+def softmax_over_the_queries(q, k, v):
+    return (q @ k.mT).softmax(-2) @ v
+
+
+@look_alike("different loop order", (B, H, M, D), (B, H, M, D), (B, H, M, E))
+def softmax_over_the_heads(q, k, v):
+    return (q @ k.mT).softmax(1) @ v
+
+
+@look_alike("", *HEADS_FIRST)
+def no_softmax(q, k, v):
+    return (q @ k.mT) @ v
+
+
+@look_alike("", *HEADS_FIRST)
+def another_function(q, k, v):
+    return torch.sigmoid(q @ k.mT) @ v
+
+
+@look_alike("", (B, H, M, N), (B, H, N, E))
+def no_scores(x, v):
+    return x.softmax(-1) @ v
+
+
+@look_alike("unsupported option", *HEADS_FIRST, (H, 1, 1))
+def a_temperature(q, k, v, temperature):
+    return ((q @ k.mT) * temperature).softmax(-1) @ v
+
+
+@look_alike("unsupported option", *HEADS_FIRST, Mask((M, N)))
+def a_mask_that_hides_little(q, k, v, mask):
+    return (q @ k.mT).masked_fill(mask, -3.0).softmax(-1) @ v
+
+
+@look_alike("unsupported option", *HEADS_FIRST)
+def bounded_scores(q, k, v):
+    return (q @ k.mT).clamp(-1, 1).softmax(-1) @ v
+
+
+@look_alike("unsupported option", *HEADS_FIRST)
+def rounded_scores(q, k, v):
+    return torch.div(q @ k.mT, 0.5, rounding_mode="floor").softmax(-1) @ v
+
+
+@look_alike("unsupported option", *HEADS_FIRST, (H, M, N))
+def a_bias_within_the_softcap(q, k, v, bias):
+    return (2 * torch.tanh(q @ k.mT + bias)).softmax(-1) @ v
+
+
+@look_alike("unsupported option", *HEADS_FIRST)
+def weights_that_are_scaled(q, k, v):
+    return ((q @ k.mT).softmax(-1) * 2) @ v
+
+
+@look_alike("unsupported option", *HEADS_FIRST, Mask((M, N)))
+def weights_that_are_masked(q, k, v, mask):
+    return (q @ k.mT).softmax(-1).masked_fill(~mask, 0.0) @ v
+
+
+@look_alike("mutation", *HEADS_FIRST)
+def queries_that_are_written_to(q, k, v):
+    q = q.detach().clone()
+    scores = q @ k.detach().mT
+    q.add_(1)
+    return scores.softmax(-1) @ v + q.sum()
+
+
+@look_alike("mutation", *HEADS_FIRST)
+def values_of_which_a_view_is_written_to(q, k, v):
+    v = v.clone()
+    weights = (q @ k.mT).softmax(-1)
+    v[:, 0].mul_(2)
+    return weights @ v
+
+
+@look_alike("value used elsewhere", *HEADS_FIRST)
+def a_sum_of_exponentials_that_is_used(q, k, v):
+    weights = (q @ k.mT).exp()
+    total = weights.sum(-1, keepdim=True)
+    return (weights / total) @ v, total
+
+
+@look_alike("", *HEADS_FIRST)
+def a_sum_of_other_exponentials(q, k, v):
+    scores = q @ k.mT
+    return (scores.exp() / (2 * scores).exp().sum(-1, keepdim=True)) @ v
+
+
+@look_alike("", *HEADS_FIRST)
+def a_sum_over_another_axis(q, k, v):
+    weights = (q @ k.mT).exp()
+    return (weights / weights.sum(-2, keepdim=True).sum(-1, keepdim=True)) @ v
+
+
+@look_alike("different loop order", *SQUARE)
+def scores_that_are_transposed(q, k, v):
+    return (q @ k.mT).mT.softmax(-2) @ v
+
+
+@look_alike("different loop order", *SQUARE)
+def a_product_of_queries_alone(q, k, v):
+    return torch.einsum("bhij,bhie->bhje", (q @ k.mT).softmax(-1), v)
+
+
+@look_alike("different offset", *HEADS_FIRST)
+def part_of_the_scores(q, k, v):
+    return (q @ k.mT)[..., 1:].softmax(-1) @ v[..., 1:, :]
+
+
+@look_alike("unsupported option", *HEADS_FIRST)
+def detached_weights(q, k, v):
+    return (q @ k.mT).softmax(-1).detach() @ v
+
+
+@look_alike("unsupported option", *HEADS_FIRST)
+def a_negative_softcap(q, k, v):
+    return (-2 * torch.tanh(q @ k.mT)).softmax(-1) @ v
+
+
+@look_alike("dtype", *HEADS_FIRST)
+def values_of_another_dtype(q, k, v):
+    return (q @ k.mT).double().softmax(-1) @ v.double()
+
+
+@look_alike("unsupported option", *HEADS_FIRST)
+def a_product_of_three(q, k, v):
+    return torch.einsum("bhid,bhjd,bhjd->bhij", q, k, k).softmax(-1) @ v
