@@ -25,8 +25,8 @@ from einops_fast.backends.triton.device.offsets import counted, kept_type, multi
 __all__ = [
     "body_place", "cut_row", "dropped_tile", "edges", "element_place", "exponential", "exponentials",
     "exponentials_of_rows", "in_runs", "in_units", "kept_elements", "kept_tile", "last_block", "load_parameter",
-    "load_parameters", "load_tile", "lowest", "most_of", "piece_columns", "pieces_exist", "row_place", "store_tile",
-    "sums_of_two", "total_of", "within",
+    "load_parameters", "load_tile", "lowest", "most_of", "own_rows", "piece_columns", "pieces_exist", "row_place",
+    "store_tile", "sums_of_two", "total_of", "within",
 ]  # fmt: skip
 
 
@@ -40,6 +40,15 @@ def in_units(number, f: tl.constexpr):
 def in_runs(number, f: tl.constexpr):
     """The same number of rows, or of elements between them, of which ``f.across`` go together in all arrays."""
     return multiple(number, field(f, "across"))
+
+
+@triton.jit
+def own_rows(rows, columns, f: tl.constexpr, together: tl.constexpr):
+    """The rows of a program, which of these there are, and the number of columns."""
+    columns = in_units(columns, f)
+    rows = in_runs(rows, f)
+    row = tl.program_id(0) * together + tl.arange(0, together)
+    return row, row < rows, columns
 
 
 @triton.jit

@@ -24,11 +24,10 @@ from einops_fast.backends.triton.rows.tiles import (
     exponential,
     exponentials,
     exponentials_of_rows,
-    in_runs,
-    in_units,
     load_parameter,
     load_tile,
     lowest,
+    own_rows,
     row_place,
     store_tile,
     within,
@@ -109,10 +108,7 @@ def cross_entropy_kernel(
     A row is ``whole`` in one block or read in blocks. A class that doesn't exist makes the loss NaN.
     """
     acc: tl.constexpr = kept_type(f)
-    columns = in_units(columns, f)
-    rows = in_runs(rows, f)
-    row = tl.program_id(0) * together + tl.arange(0, together)
-    there = row < rows
+    row, there, columns = own_rows(rows, columns, f, together)
     run = tl.arange(0, block)
     place = row_place(row, sizes, strides.x, f)
     number, counts = _targets(target, row, there, sizes, strides, ignored, f)
@@ -214,10 +210,7 @@ def cross_entropy_gradient_kernel(
     ``dx`` may be ``x``.
     """
     acc: tl.constexpr = kept_type(f)
-    columns = in_units(columns, f)
-    rows = in_runs(rows, f)
-    row = tl.program_id(0) * together + tl.arange(0, together)
-    there = row < rows
+    row, there, columns = own_rows(rows, columns, f, together)
     run = tl.arange(0, block)
     number, counts = _targets(target, row, there, sizes, strides, ignored, f)
     valid = counts & (number >= 0) & (number < columns)

@@ -20,6 +20,7 @@ from einops_fast.backends.triton.rows.tiles import (
     load_parameter,
     load_parameters,
     load_tile,
+    own_rows,
     piece_columns,
     pieces_exist,
     row_place,
@@ -225,10 +226,7 @@ def norm_row_sums_kernel(
     stages: tl.constexpr,
 ):
     """Write the sums of ``normalised * d`` and of ``d`` over a part of each row, ``(rows, parts)`` each."""
-    columns = in_units(columns, f)
-    rows = in_runs(rows, f)
-    row = tl.program_id(0) * together + tl.arange(0, together)
-    there = row < rows
+    row, there, columns = own_rows(rows, columns, f, together)
     begin = tl.program_id(1) * part
     end = min(begin + part, columns)
     inner = tl.zeros((together, block), kept_type(f))

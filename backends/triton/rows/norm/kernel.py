@@ -21,13 +21,12 @@ from einops_fast.backends.triton.device.offsets import kept_type
 from einops_fast.backends.triton.rows.rows import RowFeatures
 from einops_fast.backends.triton.rows.tiles import (
     dropped_tile,
-    in_runs,
-    in_units,
     kept_tile,
     last_block,
     load_parameter,
     load_parameters,
     load_tile,
+    own_rows,
     piece_columns,
     pieces_exist,
     row_place,
@@ -251,10 +250,7 @@ def norm_kernel(
     mean and the squares of every part, ``(rows, parts)`` each, the second reads them.
     """
     acc: tl.constexpr = kept_type(f)
-    columns = in_units(columns, f)
-    rows = in_runs(rows, f)
-    row = tl.program_id(0) * together + tl.arange(0, together)
-    there = row < rows
+    row, there, columns = own_rows(rows, columns, f, together)
     run = tl.arange(0, block)
     mean = tl.zeros((together,), acc)
     squares = tl.zeros((together,), acc)

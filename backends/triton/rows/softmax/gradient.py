@@ -15,10 +15,9 @@ from einops_fast.backends.triton.rows.tiles import (
     cut_row,
     edges,
     exponential,
-    in_runs,
-    in_units,
     last_block,
     load_tile,
+    own_rows,
     piece_columns,
     pieces_exist,
     row_place,
@@ -99,10 +98,7 @@ def softmax_gradient_kernel(
     :func:`~einops_fast.backends.triton.rows.softmax.kernel.softmax_kernel`. ``strides.x`` are those of ``dx``.
     """
     acc: tl.constexpr = kept_type(f)
-    columns = in_units(columns, f)
-    rows = in_runs(rows, f)
-    row = tl.program_id(0) * together + tl.arange(0, together)
-    there = row < rows
+    row, there, columns = own_rows(rows, columns, f, together)
     run = tl.arange(0, block)
     place = row_place(row, sizes, strides.x, f)
     places = row_place(row, sizes, strides.out, f), row_place(row, sizes, strides.d_out, f)

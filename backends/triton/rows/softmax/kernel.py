@@ -27,12 +27,11 @@ from einops_fast.backends.triton.rows.tiles import (
     exponential,
     exponentials,
     exponentials_of_rows,
-    in_runs,
-    in_units,
     last_block,
     load_tile,
     lowest,
     most_of,
+    own_rows,
     piece_columns,
     pieces_exist,
     row_place,
@@ -204,10 +203,7 @@ def softmax_kernel(
     maximum and the sum of every part, ``(rows, parts)`` each, the second reads them.
     """
     acc: tl.constexpr = kept_type(f)
-    columns = in_units(columns, f)
-    rows = in_runs(rows, f)
-    row = tl.program_id(0) * together + tl.arange(0, together)
-    there = row < rows
+    row, there, columns = own_rows(rows, columns, f, together)
     run = tl.arange(0, block)
     most = tl.full((together,), float("-inf"), acc)
     total = tl.zeros((together,), acc)
