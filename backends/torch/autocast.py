@@ -61,18 +61,10 @@ def whole_dtype(
     paths: Iterable[Path],
     device_type: str,
 ) -> str | None:
-    """What to convert all operands to, so that the contraction without autocast is torch.einsum's with it.
+    """Return what to convert all operands to, so that the contraction without autocast is torch.einsum's with it.
 
-    Args:
-        inputs: labels of each operand.
-        output: labels of the result.
-        ones: for each axis of each operand, whether it has size 1.
-        dtypes: of the operands, by name.
-        paths: the pairs that torch may contract. They have to agree, but on a GPU, where they don't matter.
-        device_type: where autocast is on.
-
-    Returns:
-        The dtype's name. ``None`` where there is no such dtype: it takes torch.einsum, or :func:`pair_by_pair`.
+    ``None`` where there is no such dtype: it takes torch.einsum, or :func:`pair_by_pair`. The pairs of ``paths``, which
+    torch may contract, have to agree, but on a GPU, where they don't matter.
     """
     target, first = dtype_name(autocast_dtype(device_type)), dtypes[0]
     alike = set(dtypes) == {first}

@@ -191,9 +191,6 @@ class CallProblem(Problem[W]):
 class Beginning(Generic[W]):
     """What calls of one class go through until a way is chosen for them.
 
-    Args:
-        problem: the calls.
-
     Attributes:
         decided: the way that was chosen for good.
     """

@@ -98,13 +98,6 @@ def read_pattern(
 ) -> Pattern:
     """Read a pattern for operands of these ranks.
 
-    Args:
-        text: ``'<q>, <k>, <v> -> <result>'``.
-        ranks: number of axes of q, k and v.
-        sequence: names of the axes of the queries and of the keys; ``None`` to find out.
-        others: patterns of bias and mask, which may tell.
-        paged: whether k and v have an axis that counts pages.
-
     Raises:
         SubscriptsError: the pattern is malformed, or an axis can't be anything.
         ShapeError: a term doesn't fit the rank of its operand.

@@ -50,16 +50,8 @@ class Gradients:
 class GradientsOfCall:
     """A plan, and the layouts of the gradients that it writes.
 
-    Args:
-        spec: what was computed.
-        given: how the arrays are given.
-        arrays: of what.
-        d_out: how the gradient of the result lies, in canonical order.
-        wanted: of which of q, k, v, the bias and the sinks there are to be gradients; as many of them as there are.
-        together: of q, k and v that are parts of one array, how many elements that has, and after how many each of the
-            three begins. Their gradients are parts of one array, too: then nobody has to put them together.
-        memory: what makes arrays.
-        processors: compute capability of the device, and how many processors it has.
+    Where q, k and v are parts of one array, ``together`` says how many elements that has, and after how many each of
+    the three begins. Their gradients are parts of one array, too: then nobody has to put them together.
     """
 
     def __init__(

@@ -47,13 +47,8 @@ Differentiated = tuple[Any, Any, Any, Any, Any]
 class AttentionCall:
     """One kind of call: what it computes of arrays with these layouts, with all that was thought about it.
 
-    The kernels get addresses, and strides of their own: arrays are never seen in another order while it runs.
-
-    Args:
-        spec: what is computed.
-        arrays: of what, as they are given.
-        given: how that is.
-        joins: gradients of q, k and v may be parts of one array where these are; they share memory then.
+    The kernels get addresses, and strides of their own: arrays are never seen in another order while it runs. If it
+    ``joins``, gradients of q, k and v are parts of one array where these are, and share memory then.
     """
 
     def __init__(self, spec: AttentionSpec, arrays: Arrays, given: Given = CANONICAL, joins: bool = False) -> None:

@@ -19,13 +19,9 @@ __all__ = ["RowOperator", "dense_layout"]
 class RowOperator(Operator):
     """An operator whose kernels are in a folder of :mod:`einops_fast.backends.triton.rows`.
 
-    Args:
-        schema: as for :class:`~einops_fast.backends.torch.operator.Operator`; its first argument is a tensor.
-        contest: the folder, and its ``plan``'s function that makes a contest: ``'norm.norm_gradients'``.
-        layouts: the results' layouts, or ``None`` for those that aren't made, from the arguments.
-        setup, backward, seen: as for that class.
-        unrecorded: how many results are made for callers that want no gradients, if not all.
-        aligned: positions of the tensors whose addresses matter.
+    The ``contest`` is that folder, and its ``plan``'s function that makes one: ``'norm.norm_gradients'``. So many
+    results as ``unrecorded`` says are made for callers that want no gradients; ``aligned`` are the positions of tensors
+    whose addresses matter.
     """
 
     def __init__(
