@@ -31,6 +31,9 @@ _BETWEEN = frozenset(
 )
 """What may be done to weights before they are multiplied with values, whether or not it can be fused."""
 
+_BY_HAND = ("div", "mul", "exp")
+"""What a softmax that is written out ends with."""
+
 _REASONS = {"getitem": "different offset", "reshape": "different numel", "flatten": "different numel"}
 
 _LARGE = -1e4
@@ -76,6 +79,7 @@ class _Reader:
         self.biases: list[Read] = []
         self.masks: list[tuple[Read, bool]] = []
         self.fills: list[float] = []
+        self.zeroed: list[tuple[Any, bool]] = []
         self.dropout_p = self.softcap = 0.0
         self.features: tuple[Label, ...] = ()
 
@@ -96,7 +100,10 @@ class _Reader:
         scores, dims = self.weights(*weights)
         q, k, scale = self.scores(scores, dims, 1.0)
         empty = ""
-        if self.masks or self.biases:
+        hidden = [_polarity(mask.node, seen) for mask, seen in self.masks]
+        if self.zeroed and sorted(map(hash, self.zeroed)) != sorted(map(hash, hidden)):
+            raise Miss("unsupported option", node)  # weights that the others of a row don't make up for
+        if (self.masks or self.biases) and not self.zeroed:
             empty = "mean" if self.fills and max(map(abs, self.fills)) < math.inf else "nan"
         return Match(
             node, result, q, k, v, self.keys, self.features, scale, self.softcap, self.dropout_p,
@@ -107,7 +114,7 @@ class _Reader:
         """Return whether a node is a softmax, or becomes one through dropout, casts and views."""
         while isinstance(node, Node):
             name = name_of(node)
-            if name in ("softmax", "_softmax") or (name in ("div", "exp") and self._by_hand(node) is not None):
+            if name in ("softmax", "_softmax") or (name in _BY_HAND and self._by_hand(node) is not None):
                 return True
             if name not in _BETWEEN or not node.args:
                 return False
@@ -124,7 +131,7 @@ class _Reader:
             if name in ("softmax", "_softmax"):
                 axis = argument(node, 1, "dim")
                 return source_of(node), self._over_keys(node, dims, axis)
-            if name in ("div", "exp") and (by_hand := self._by_hand(node)) is not None:
+            if name in _BY_HAND and (by_hand := self._by_hand(node)) is not None:
                 scores, axis, inner = by_hand
                 self.inner += inner
                 return scores, self._over_keys(node, dims, axis)
@@ -133,6 +140,9 @@ class _Reader:
                 if p is None or training not in (True, False) or (p and self.dropout_p):
                     raise Miss("random numbers", node)
                 self.dropout_p = p if training else self.dropout_p
+                node = source_of(node)
+            elif name == "masked_fill" and constant_of(argument(node, 2, "value")) == 0:
+                self.zeroed.append(_polarity(argument(node, 1, "mask"), False))
                 node = source_of(node)
             elif is_cast(node):
                 node = source_of(node)
@@ -156,9 +166,14 @@ class _Reader:
             keeps = argument(log, 2, "keepdim", False) is True
             return (scores, _axis(log), [difference, log]) if source_of(log) is scores and keeps else None
         weights, total = source_of(node), argument(node, 1, "other")
+        inverse = []
+        if name_of(node) == "mul":
+            if name_of(total) != "reciprocal":
+                return None
+            inverse, total = [total], source_of(total)
         if name_of(weights) != "exp" or name_of(total) != "sum" or source_of(total) is not weights:
             return None
-        axis, scores, inner = _axis(total), source_of(weights), [weights, total]
+        axis, scores, inner = _axis(total), source_of(weights), [weights, total, *inverse]
         if argument(total, 2, "keepdim", False) is not True or not isinstance(axis, int):
             return None
         if name_of(scores) == "sub":
@@ -167,6 +182,11 @@ class _Reader:
                 inner += [scores, *taken]
                 scores = source_of(scores)
         return scores, axis, inner
+
+    def _stabilizer(self, node: Node, dims: Dims) -> list[Node] | None:
+        """Return the nodes of what is subtracted from all scores of a row: their largest; ``None`` if it isn't."""
+        axes = [at for at, dim in enumerate(dims) if expanded(dim) == self.keys]
+        return self._largest(argument(node, 1, "other"), source_of(node), axes[0]) if axes else None
 
     def _largest(self, node: Any, scores: Node, axis: int) -> list[Node] | None:
         """Return the nodes that make up the largest of the scores along an axis, or ``None``."""
@@ -201,6 +221,9 @@ class _Reader:
             if name in ("mul", "div", "mul_", "div_"):
                 node, number = _times_number(node, name)
                 factor *= number
+            elif name == "sub" and (taken := self._stabilizer(node, dims)) is not None:
+                self.inner += taken
+                node = source_of(node)
             elif name in ("add", "add_", "sub", "sub_"):
                 return self._sum(node, name, dims, factor)
             elif name in ("masked_fill", "masked_fill_", "where"):
@@ -329,6 +352,13 @@ class _Reader:
 
     def _restore(self, state: tuple[Any, ...]) -> None:
         self.inner, self.biases, self.masks, self.fills, self.softcap, self.features = state
+
+
+def _polarity(mask: Any, seen: bool) -> tuple[Any, bool]:
+    """Return what a mask is the negation of, if it is one, and whether True there stands for a key that is seen."""
+    while name_of(mask) == "not":
+        mask, seen = source_of(mask), not seen
+    return mask, seen
 
 
 def _axis(node: Node) -> Any:

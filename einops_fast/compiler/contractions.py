@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from string import ascii_letters
 from typing import Any, NamedTuple
 
 from torch.fx import Node
@@ -44,8 +45,8 @@ def is_contraction(node: Any) -> bool:
     if name in _MATRIX_PRODUCTS or name == "baddbmm":
         return True
     if name == "einsum":
-        return len(_einsum_operands(node)) == 2
-    return name == "sum" and name_of(source_of(node) if node.args else None) == "mul"
+        return len(_read_einsum(node)[1]) == 2
+    return name == "tensordot" or (name == "sum" and name_of(source_of(node) if node.args else None) == "mul")
 
 
 def product_of(node: Node, dims: Dims) -> Product | None:
@@ -61,7 +62,9 @@ def product_of(node: Node, dims: Dims) -> Product | None:
         # With beta=0 what is added is ignored, whatever it holds.
         return found._replace(factor=alpha, addend=(source_of(node), beta) if beta else None)
     if name == "einsum":
-        return _einsum(node, dims)
+        return _einsum(*_read_einsum(node), dims)
+    if name == "tensordot":
+        return _tensordot(node, dims)
     if name == "sum":
         return _sum_of_products(node, dims)
     return None
@@ -86,25 +89,48 @@ def _batch(dims: Sequence[Any], shape: Sequence[Any]) -> list[Any] | None:
     return [() if expression(size) == 1 else dim for dim, size in zip(found, shape, strict=True)]
 
 
-def _einsum_operands(node: Node) -> Sequence[Any]:
-    arguments = node.args
-    if len(arguments) > 1 and isinstance(arguments[0], str):
-        operands = arguments[1:]
-    elif len(arguments) > 1 and isinstance(arguments[1], str):  # our operator has the tensors first
-        operands = (arguments[0],)
+def _read_einsum(node: Node) -> tuple[str, Sequence[Any]]:
+    """Return the equation of an einsum and its operands; none if they aren't known."""
+    arguments = list(node.args)
+    if arguments and not isinstance(arguments[0], str) and len(arguments) > 1 and isinstance(arguments[1], str):
+        arguments[:2] = arguments[1::-1]  # our operator has the tensors first
+    if arguments and isinstance(arguments[0], str):
+        equation, operands = arguments[0], arguments[1:]
+        if operands and isinstance(operands[0], (tuple, list)):
+            operands = list(operands[0])
     else:
-        return ()
-    if len(operands) == 1 and isinstance(operands[0], (tuple, list)):
-        operands = tuple(operands[0])
-    return operands if all(isinstance(each, Node) for each in operands) else ()
+        equation, operands = _spelled(arguments[1::2]), arguments[: len(arguments) // 2 * 2 : 2]
+        if len(arguments) % 2:
+            equation += "->" + _spelled(arguments[-1:])
+    return (equation, operands) if all(isinstance(each, Node) for each in operands) else ("", ())
 
 
-def _einsum(node: Node, dims: Dims) -> Product | None:
-    operands = _einsum_operands(node)
+def _spelled(terms: Sequence[Any]) -> str:
+    """Spell lists of numbers in letters."""
+    return ",".join(["".join(["..." if at is ... else ascii_letters[at] for at in term]) for term in terms])
+
+
+def _tensordot(node: Node, dims: Dims) -> Product | None:
+    left, right = node.args[0], argument(node, 1, "b")
+    axes: Any = argument(node, 2, "dims", 2)
+    one, other = shape_of(left), shape_of(right)
+    if one is None or other is None:
+        return None
+    if isinstance(axes, int):
+        axes = list(range(len(one) - axes, len(one))), list(range(axes))
+    first, second = [[axis % len(shape) for axis in each] for each, shape in zip(axes, (one, other), strict=True)]
+    letters = iter(ascii_letters)
+    names = [next(letters) for _ in one]
+    others = [names[first[second.index(at)]] if at in second else next(letters) for at in range(len(other))]
+    output = [*[name for at, name in enumerate(names) if at not in first],
+              *[name for at, name in enumerate(others) if at not in second]]  # fmt: skip
+    return _einsum(f"{''.join(names)},{''.join(others)}->{''.join(output)}", (left, right), dims)
+
+
+def _einsum(equation: str, operands: Sequence[Any], dims: Dims) -> Product | None:
     shapes = [shape_of(each) for each in operands]
     if len(operands) != 2 or None in shapes:
         return None
-    equation = next(each for each in node.args if isinstance(each, str))
     try:
         read = parse(equation, tuple([len(shape or ()) for shape in shapes]), words=False)
     except EinsumError:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +18,13 @@ _ALIASES = {
     "logical_not": "not", "special_softmax": "softmax",
 }  # fmt: skip
 """Names that functions of torch, methods of its tensors and operators of Python have for the same."""
+
+_OF_NUMBERS: dict[str, Callable[[float], float]] = {
+    "neg": lambda number: -number,
+    "sqrt": math.sqrt,
+    "rsqrt": lambda number: number**-0.5,
+    "reciprocal": lambda number: 1 / number,
+}
 
 _OWN = ("torch", "_operator", "operator", "math", "builtins")
 """Modules whose functions have the names that they are known by here."""
@@ -100,9 +108,10 @@ def constant_of(value: Any) -> float | None:
         return constant_of(argument(value, 1, "fill_value"))
     if name in ("to", "type_as", "type", "float", "half", "bfloat16", "double") and shape_of(value) == ():
         return constant_of(source_of(value))
-    if name == "neg":
+    function = _OF_NUMBERS.get(name)
+    if function is not None and shape_of(value) == ():
         found = constant_of(source_of(value))
-        return None if found is None else -found
+        return function(found) if found is not None and (found > 0 or name == "neg") else None
     return None
 
 

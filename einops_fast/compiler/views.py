@@ -57,6 +57,8 @@ def seen_through(node: Node, dims: Dims) -> tuple[Node, Dims] | None:
     """Return the tensor that a node is a view, or a copy, of, and what indexes it; ``None`` if it is of none."""
     name = name_of(node)
     source = source_of(node) if node.args else None
+    if name == "cat":
+        return _of_copies(node, dims)
     if not isinstance(source, Node):
         return _of_einsum(node, dims) if name == "einsum" else None
     shape = shape_of(source)
@@ -163,6 +165,19 @@ def _repeated(node: Node, name: str, dims: Dims, shape: Any) -> Dims | None:
     axis %= len(shape)
     parts = regrouped((dims[axis],), (shape[axis], count))
     return None if parts is None else (*dims[:axis], parts[0], *dims[axis + 1 :])
+
+
+def _of_copies(node: Node, dims: Dims) -> tuple[Node, Dims] | None:
+    """Look through a tensor that is joined with itself."""
+    joined, axis = source_of(node), argument(node, 1, "dim", 0)
+    if not isinstance(joined, (tuple, list)) or len(set(joined)) != 1 or not isinstance(axis, int):
+        return None
+    source, shape = joined[0], shape_of(joined[0])
+    if not isinstance(source, Node) or not shape:
+        return None
+    axis %= len(shape)
+    parts = regrouped((dims[axis],), (len(joined), shape[axis]))
+    return None if parts is None else (source, (*dims[:axis], parts[1], *dims[axis + 1 :]))
 
 
 def _indexed(node: Node, source: Node, dims: Dims) -> tuple[Node, Dims] | None:

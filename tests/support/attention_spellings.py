@@ -206,6 +206,33 @@ def one_query(q, k, v):
     return (q @ k.transpose(-1, -2)).softmax(-1) @ v
 
 
+@spelling(*HEADS_FIRST)
+def einsum_of_lists(q, k, v):
+    scores = torch.einsum(q, [0, 1, 2, 3], k, [0, 1, 4, 3], [0, 1, 2, 4])
+    return torch.einsum(scores.softmax(-1), [0, 1, 2, 4], v, [0, 1, 4, 5], [0, 2, 1, 5])
+
+
+@spelling((M, D), (N, D), (N, E))
+def tensordot(q, k, v):
+    return torch.tensordot(torch.tensordot(q, k, dims=([1], [1])).softmax(-1), v, dims=1)
+
+
+@spelling((B, 4, M, D), (B, 2, N, D), (B, 2, N, E))
+def heads_in_turns(q, k, v):
+    k, v = k.repeat(1, 2, 1, 1), torch.cat([v, v], dim=1)
+    return (q @ k.mT).softmax(-1) @ v
+
+
+@spelling((B, H, D), (B, H, N, D), (B, H, N, E))
+def no_axis_of_queries(q, k, v):
+    return torch.einsum("bhj,bhje->bhe", torch.einsum("bhd,bhjd->bhj", q, k).softmax(-1), v)
+
+
+@spelling(*HEADS_FIRST)
+def scale_as_a_tensor(q, k, v):
+    return (q @ k.mT / torch.sqrt(torch.tensor(float(D)))).softmax(-1) @ v
+
+
 # ---- the softmax
 
 
@@ -227,6 +254,19 @@ def softmax_by_hand_with_max(q, k, v):
 def softmax_by_hand_without_max(q, k, v):
     weights = torch.exp((q @ k.mT) * 0.5)
     return (weights / weights.sum(dim=-1, keepdim=True)) @ v
+
+
+@spelling(*HEADS_FIRST)
+def softmax_by_a_reciprocal(q, k, v):
+    weights = torch.exp(q @ k.mT)
+    return (weights * weights.sum(-1, keepdim=True).reciprocal()) @ v
+
+
+@spelling(*HEADS_FIRST)
+def softmax_of_stabilized_scores(q, k, v):
+    scores = q @ k.mT
+    scores = scores - scores.max(dim=-1, keepdim=True).values
+    return scores.softmax(-1) @ v
 
 
 @spelling(*HEADS_FIRST)
@@ -297,6 +337,12 @@ def two_masks(q, k, v, one, other):
 @spelling(*HEADS_FIRST, Mask((B, 1, 1, N)))
 def mask_as_large_numbers(q, k, v, mask):
     return ((q @ k.mT) * 0.5 + (1.0 - mask.to(q.dtype)) * -10000.0).softmax(-1) @ v
+
+
+@spelling(*HEADS_FIRST, Mask((B, 1, M, N)))
+def mask_of_scores_and_weights(q, k, v, mask):
+    scores = (q @ k.mT).masked_fill(~mask, -1e9)
+    return scores.softmax(-1).masked_fill(mask.logical_not(), 0.0) @ v
 
 
 @spelling(*HEADS_FIRST, Mask((B, 1, M, N)))
