@@ -86,11 +86,6 @@ def operators(q, k, v):
 
 
 @spelling(*HEADS_FIRST)
-def scaled_queries(q, k, v):
-    return torch.softmax((q * 0.3) @ k.transpose(2, 3), dim=-1) @ v
-
-
-@spelling(*HEADS_FIRST)
 def scaled_keys_and_queries(q, k, v):
     return torch.softmax((q / 1.7) @ (k * 0.4).permute(0, 1, 3, 2), dim=-1) @ v
 
@@ -122,11 +117,6 @@ def baddbmm_of_nothing(q, k, v):
     q, k, v = (each.flatten(0, 1) for each in (q, k, v))
     empty = torch.empty(B * H, M, N, dtype=q.dtype)
     return torch.bmm(torch.baddbmm(empty, q, k.transpose(1, 2), beta=0, alpha=0.4).softmax(-1), v)
-
-
-@spelling((M, D), (N, D), (N, E))
-def a_single_head(q, k, v):
-    return torch.softmax(q @ k.T, -1) @ v
 
 
 @spelling((B, M, D), (B, N, D), (B, N, E))
@@ -278,11 +268,6 @@ def softmax_by_logsumexp(q, k, v):
 @spelling(*HEADS_FIRST)
 def exponential_of_log_softmax(q, k, v):
     return F.log_softmax(q @ k.mT, dim=-1).exp() @ v
-
-
-@spelling(*HEADS_FIRST)
-def softmax_module(q, k, v):
-    return torch.nn.Softmax(dim=-1)(q @ k.mT) @ v
 
 
 @spelling(*HEADS_FIRST)
