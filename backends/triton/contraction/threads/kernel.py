@@ -47,6 +47,13 @@ def _layout(tiling, name, *at):
 
 
 @gluon.constexpr_function
+def _sums_layout(tiling, number):
+    """That of the sums of one part of the rows and one of the columns."""
+    across = len(tiling.parts_of(1))
+    return tiling.sums_layout(number // across, number % across)
+
+
+@gluon.constexpr_function
 def _shape(tiling, operand, part):
     return [tiling.stages, tiling.parts_of(operand)[part].block, tiling.contracted.block]
 
@@ -60,8 +67,9 @@ def _sums_shape(tiling, row_part, column_part):
 def _sums(tiling: gl.constexpr):
     """Sums of no products yet: for each part of the rows, and each of the columns."""
     found = ()
-    for at in gl.static_range(_parts(tiling, 0) * _parts(tiling, 1)):
-        found = found + (_sums_of(tiling, at // _parts(tiling, 1), at % _parts(tiling, 1)),)
+    for row_part in gl.static_range(_parts(tiling, 0)):
+        for column_part in gl.static_range(_parts(tiling, 1)):
+            found = found + (_sums_of(tiling, row_part, column_part),)
     return found
 
 
@@ -75,8 +83,9 @@ def _sums_of(tiling: gl.constexpr, row_part: gl.constexpr, column_part: gl.const
 def _totals(tiling: gl.constexpr):
     """Shared memory for the sums of chunks: every thread reads and writes its own."""
     found = ()
-    for at in gl.static_range(_parts(tiling, 0) * _parts(tiling, 1)):
-        found = found + (_totals_of(tiling, at // _parts(tiling, 1), at % _parts(tiling, 1)),)
+    for row_part in gl.static_range(_parts(tiling, 0)):
+        for column_part in gl.static_range(_parts(tiling, 1)):
+            found = found + (_totals_of(tiling, row_part, column_part),)
     return found
 
 
@@ -92,18 +101,9 @@ def _totals_of(tiling: gl.constexpr, row_part: gl.constexpr, column_part: gl.con
 def _with_totals(sums, totals, tiling: gl.constexpr):
     """The sums with those of the chunks before."""
     found = ()
-    for at in gl.static_range(_parts(tiling, 0) * _parts(tiling, 1)):
-        found = found + (
-            sums[at] + totals[at].load(_layout(tiling, "sums_layout", at // _parts(tiling, 1), at % _parts(tiling, 1))),
-        )
+    for at in gl.static_range(len(sums)):
+        found = found + (sums[at] + totals[at].load(_sums_layout(tiling, at)),)
     return found
-
-
-@gluon.jit
-def _keep(totals, sums, tiling: gl.constexpr):
-    """Write totals anew."""
-    for at in gl.static_range(_parts(tiling, 0) * _parts(tiling, 1)):
-        totals[at].store(sums[at])
 
 
 @gluon.jit
@@ -143,37 +143,31 @@ def _numbers(buffers, at, k: gl.constexpr, tiling: gl.constexpr, operand: gl.con
     """What the threads multiply of some contracted positions: of each part, a tuple with one vector per position."""
     found = ()
     for part in gl.static_range(_parts(tiling, operand)):
-        if _layout(tiling, "in_runs", operand, part):
-            found = found + (_pair(buffers[part].index(at), k, tiling, operand, part),)
-        else:
-            found = found + (_one_by_one(buffers[part].index(at), k, tiling, operand, part),)
+        found = found + (_vectors(buffers[part].index(at), k, tiling, operand, part),)
     return found
 
 
 @gluon.jit
-def _pair(buffer, k: gl.constexpr, tiling: gl.constexpr, operand: gl.constexpr, part: gl.constexpr):
-    """Two contracted positions, which are neighbours in shared memory."""
-    first, second = gl.split(buffer.slice(k, 2, 1).load(_layout(tiling, "pair_layout", operand, part)))
+def _vectors(buffer, k: gl.constexpr, tiling: gl.constexpr, operand: gl.constexpr, part: gl.constexpr):
     layout: gl.constexpr = _layout(tiling, "vector_layout", operand, part)
-    return (
-        gl.convert_layout(first, layout, assert_trivial=True),
-        gl.convert_layout(second, layout, assert_trivial=True),
-    )
-
-
-@gluon.jit
-def _one_by_one(buffer, k: gl.constexpr, tiling: gl.constexpr, operand: gl.constexpr, part: gl.constexpr):
-    layout: gl.constexpr = _layout(tiling, "one_layout", operand, part)
-    found = ()
-    for at in gl.static_range(field(tiling, "at_once")):
-        one = gl.reshape(buffer.slice(k + at, 1, 1).load(layout), [_layout(tiling, "block_of", operand, part)])
-        found = found + (gl.convert_layout(one, _layout(tiling, "vector_layout", operand, part), assert_trivial=True),)
+    if _layout(tiling, "in_runs", operand, part):
+        # Two contracted positions, which are neighbours in shared memory.
+        first, second = gl.split(buffer.slice(k, 2, 1).load(_layout(tiling, "pair_layout", operand, part)))
+        found = (
+            gl.convert_layout(first, layout, assert_trivial=True),
+            gl.convert_layout(second, layout, assert_trivial=True),
+        )
+    else:
+        found = ()
+        for at in gl.static_range(field(tiling, "at_once")):
+            one = buffer.slice(k + at, 1, 1).load(_layout(tiling, "one_layout", operand, part))
+            one = gl.reshape(one, [_layout(tiling, "block_of", operand, part)])
+            found = found + (gl.convert_layout(one, layout, assert_trivial=True),)
     return found
 
 
 @gluon.jit
-def _with_product(total, a, b, tiling: gl.constexpr, row_part: gl.constexpr, column_part: gl.constexpr):
-    layout: gl.constexpr = _layout(tiling, "sums_layout", row_part, column_part)
+def _with_product(total, a, b, layout: gl.constexpr):
     down = gl.convert_layout(a, gl.SliceLayout(1, layout), assert_trivial=True)
     across = gl.convert_layout(b, gl.SliceLayout(0, layout), assert_trivial=True)
     return gl.fma(down[:, None], across[None, :], total)
@@ -184,17 +178,9 @@ def _with_products(sums, left, right, tiling: gl.constexpr):
     """The sums with the products of some contracted positions."""
     for each in gl.static_range(field(tiling, "at_once")):
         found = ()
-        for part in gl.static_range(_parts(tiling, 0) * _parts(tiling, 1)):
-            found = found + (
-                _with_product(
-                    sums[part],
-                    left[part // _parts(tiling, 1)][each],
-                    right[part % _parts(tiling, 1)][each],
-                    tiling,
-                    part // _parts(tiling, 1),
-                    part % _parts(tiling, 1),
-                ),
-            )
+        for at in gl.static_range(len(sums)):
+            a, b = left[at // _parts(tiling, 1)][each], right[at % _parts(tiling, 1)][each]
+            found = found + (_with_product(sums[at], a, b, _sums_layout(tiling, at)),)
         sums = found
     return sums
 
@@ -302,7 +288,9 @@ def fma_kernel(
         sums = _with_products(sums, some, others, tiling)
         some, others = next_some, next_others
         if chunk > 0 and at % chunk == chunk - 1:
-            _keep(totals, _with_totals(sums, totals, tiling), tiling)
+            added = _with_totals(sums, totals, tiling)
+            for each in gl.static_range(len(added)):
+                totals[each].store(added[each])
             sums = _sums(tiling)
     if chunk > 0:
         sums = _with_totals(sums, totals, tiling)
