@@ -98,6 +98,10 @@ def _function(name: str, native: Callable[..., Any], backend: Backend, dialect: 
             arrays = operands[1:]
             try:
                 run = recall((name, operands[0], not options), arrays) if compares else None
+                if run is None and not compares:
+                    shapes = by_question.get((name, operands[0], True))
+                    if shapes is not None and shapes.changing and shapes.at_once(arrays) is not None:
+                        return native(*operands, **options)
                 if run is None:
                     run = compiled[name, operands[0], signature(arrays), not options]
             except _DefaultDevice:
@@ -189,7 +193,7 @@ def _is_new(question: tuple[str, str, bool], backend: Backend, arrays: Sequence[
     """Return whether the native function gets a call because its shapes are new."""
     try:
         subscripts = parse(question[1], tuple([len(array.shape) for array in arrays]), words=False)
-        return native_first(question, subscripts, backend, arrays) is not None
+        return native_first(question, subscripts, backend, arrays, asks_first=question[2]) is not None
     except EinsumError:
         return False
 

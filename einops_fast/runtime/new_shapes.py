@@ -136,6 +136,7 @@ def native_first(
     backend: Backend,
     operands: Sequence[Any],
     as_given: bool = False,
+    asks_first: bool = False,
 ) -> Callable[..., Any] | None:
     """Return the framework's einsum, which takes letters, for a call that no plan was made for; ``None``: plan it.
 
@@ -145,6 +146,7 @@ def native_first(
         backend: that of the operands.
         operands: arrays of it.
         as_given: whether the framework reads the equation as it was given, as the first part of the question.
+        asks_first: whether later calls ask :class:`NewShapes` first, as those do whose equation was ``as_given``.
 
     Raises:
         ShapeError: an axis has two sizes.
@@ -162,7 +164,7 @@ def native_first(
         spelled = [question[0], *operands] if as_given else [each for array in operands for each in (array, ())]
         loops = backend.loops if backend.loops is not None and loops_suffice(spelled) else None
         return None if loops is None else lambda equation, arrays: loops(equation, *arrays)
-    if not shapes.notice(operands, backend.at_once if as_given else None):
+    if not shapes.notice(operands, backend.at_once if as_given or asks_first else None):
         return None
     full = prod(bind_sizes(subscripts, [tuple(operand.shape) for operand in operands]).values())
     if not AT_SECOND_CALL or (len(operands) > 2 and full > _FEW):
