@@ -245,11 +245,8 @@ class TorchBackend(TorchSteps):
             one, other = operands
             elements = one.numel() + other.numel()
             einsum = pair_einsum if type(one) is type(other) is torch.Tensor else self.native
-        if (
-            _is_deterministic()
-            or is_reproducible()
-            or not (elements <= _AT_ONCE if operands[0].is_cpu else _begins_with_einsum(operands))
-        ):
+        begins = elements <= _AT_ONCE if operands[0].is_cpu else _begins_with_einsum(operands)
+        if not begins or _is_deterministic() or is_reproducible():
             return None
         if full and any(each.layout is not torch.strided for each in operands):
             return None
