@@ -69,10 +69,10 @@ print(peak() - before)
 
 def test_mxnet_holds_no_scores_for_gradients() -> None:
     mxnet_or_skip()
-    command = [sys.executable, "-c", _RECORDED.replace("LENGTH", str(2 * LENGTH))]
+    command = [sys.executable, "-c", _RECORDED.replace("LENGTH", str(3 * LENGTH // 2))]
     found = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
-    # Four times as many scores as above.
-    assert int(found.stdout) < 2 * SCORES
+    # More than twice as many scores as above.
+    assert int(found.stdout) < 1.5 * SCORES
 
 
 @pytest.mark.parametrize("wanted", ["q k v bias sinks", "v", "bias", "k sinks"])
