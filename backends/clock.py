@@ -47,7 +47,7 @@ class DeviceClock:
 
 
 _MOST = 64
-"""How often other work is queued first at most: as often, the host waits for what it has queued itself."""
+"""The most pieces of other work that are queued before a run: with more, the host waits for its own queue."""
 
 
 class Sample(NamedTuple):
@@ -109,9 +109,9 @@ def gpu_times(
 
 
 def times_behind(sample: Callable[[int], Sample], repeat: int) -> list[float]:
-    """Return the seconds of ``repeat`` runs, none of which had to wait for the host.
+    """Return the seconds of ``repeat`` runs that did not wait for the host.
 
-    ``sample`` runs once behind so many pieces of other work.
+    ``sample`` queues the number of pieces of other work that it is given, then one run.
     """
     times: list[float] = []
     pieces = 1

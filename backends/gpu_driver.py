@@ -1,4 +1,4 @@
-"""What NVIDIA's driver says of GPUs, and of kernels that are loaded: no framework is asked, and none is imported."""
+"""Asks NVIDIA's driver about GPUs and loaded kernels, without importing a framework."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _library() -> Any:
 _CLUSTER_DIMENSION = 4
 _MAX_DYNAMIC_SHARED = 8
 _ANY_CLUSTER_SIZE = 14
-"""Of CUlaunchAttributeID and, both others, CUfunction_attribute."""
+"""Numbers of the driver: the first is a CUlaunchAttributeID, the other two are CUfunction_attributes."""
 
 
 class _Attribute(ctypes.Structure):
@@ -133,7 +133,7 @@ class _Configuration(ctypes.Structure):
 
 
 def ask_for_shared(function: int, size: int) -> None:
-    """Let a kernel have so many bytes of dynamic shared memory.
+    """Let a kernel have ``size`` bytes of dynamic shared memory.
 
     Triton does if they are more than 48 KiB. But there may be static shared memory beside them.
     """
@@ -144,7 +144,7 @@ def ask_for_shared(function: int, size: int) -> None:
 def clusters_at_a_time(function: int, blocks: int, threads: int, shared: int) -> int | None:
     """Return how many clusters of a kernel run at a time on the current device; ``None`` if that isn't known.
 
-    A cluster has so many thread blocks, and each of these so many threads and bytes of dynamic shared memory.
+    A cluster has ``blocks`` thread blocks, each with ``threads`` threads and ``shared`` bytes of dynamic memory.
     Multiprocessors come in groups that no cluster goes beyond, and not all groups are as large.
     """
     try:

@@ -87,7 +87,7 @@ class Rates:
 
 
 class Slice(NamedTuple):
-    """What one slice took, in seconds, and whether the device was idle when it was over.
+    """The seconds of one slice, and whether the device was idle at its end.
 
     The device took ``ahead`` for work before the runs; the host ``queued`` both, and the runs alone in ``host``.
     """

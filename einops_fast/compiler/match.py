@@ -57,7 +57,7 @@ class Match:
         biases: what is added to the scores.
         masks: what hides keys; each with whether True stands for a key that is seen.
         empty: what the program has in rows without a key: ``'nan'``, ``'mean'``, or nothing where that can't be.
-        inner: nodes between the operands and the result, none of which may have another use.
+        inner: nodes between the operands and the result; they may have no other use.
     """
 
     node: Node

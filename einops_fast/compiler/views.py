@@ -14,7 +14,7 @@ from einops_fast.planning.notation import parse
 
 __all__ = ["broadcast", "is_cast", "permutation_of", "seen_through"]
 
-_SAME = ("contiguous", "clone", "alias", "view_of")
+_SAME = ("contiguous", "clone", "alias")
 _CASTS = ("to", "type_as", "type", "float", "half", "bfloat16", "double")
 _RESHAPES = ("reshape", "flatten", "unflatten", "reshape_as", "ravel")
 
