@@ -74,7 +74,12 @@ class CallProblem(Problem[W]):
         policy: how ways are compared.
         details: what makes the calls alike, as part of the key of a choice.
         arrays: of a call; tensors, or ``None``.
+
+    Attributes:
+        any_size: the way whose kernels serve calls of other sizes, too, if there is one.
     """
+
+    any_size: W | None = None
 
     def __init__(
         self,
@@ -110,6 +115,14 @@ class CallProblem(Problem[W]):
 
     def named(self, name: str) -> W:
         return self._ways[name]
+
+    def for_any(self) -> tuple[str, W, Hashable] | None:
+        way = self.any_size
+        launches = () if way is None else self.rehearsed(way.name)
+        if way is None or not launches:
+            return None
+        with self.on_device():
+            return way.name, way, frozenset([each.source for each in launches])
 
     def run(self, way: W) -> Run:
         return lambda run_of, arrays: run_of(way, arrays)(*arrays)
@@ -271,13 +284,22 @@ class FirstCalls(Generic[W]):
             self._pinned = self._run_of(problem.library, arrays)
             return self._pinned(*arrays)
         try:
-            return self._beginning(self._run_of, arrays)
+            return self._beginning(self._run_at_once, arrays)
         except _exhausted:
             # A library may need room for the scores. Kernels don't, and are waited for.
             ours = next((name for name in problem.near() if problem.named(name).compiles), None)
             if ours is None or not problem.may_measure():
                 raise
             return self._run_of(problem.named(ours), arrays)(*arrays)
+
+    def _run_at_once(self, way: W, arrays: Sequence[Any]) -> Run:
+        """Return what makes a call in a way, or by the library where kernels of its shapes aren't there."""
+        run, problem = self._runs.get(way.name), self._problem
+        if run is not None:
+            return run
+        if way.compiles and problem is not self._beginning.problem and not problem.is_loaded(way.name):
+            return self._run_of(problem.library, arrays)
+        return self._run_of(way, arrays)
 
     def _run_of(self, way: W, arrays: Sequence[Any]) -> Run:
         run = self._runs.get(way.name)

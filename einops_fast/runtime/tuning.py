@@ -8,10 +8,13 @@ from contextvars import ContextVar
 from einops_fast.errors import EinsumError
 from einops_fast.runtime.blocks import Setting, holding, traced_value
 
-__all__ = ["MODES", "autotune", "current_mode", "holds", "is_reproducible", "traced_mode", "unchecked_mode"]
+__all__ = ["ANY_SIZE", "MODES", "autotune", "current_mode", "holds", "is_reproducible", "traced_mode", "unchecked_mode"]
 
 MODES = ("auto", "wait", "never", "always", "reproducible")
 """What :func:`autotune` takes."""
+
+ANY_SIZE = "any size"
+"""The mode of calls that take, of the kernels along rows, those that serve any size. The runtime alone sets it."""
 
 _VARIABLE = "EINOPS_FAST_AUTOTUNE"
 
@@ -118,7 +121,7 @@ def holds(mode: str) -> bool:
 
 
 def _checked(mode: str, what: str) -> str:
-    if mode not in MODES:
+    if mode not in MODES and mode is not ANY_SIZE:
         *others, last = map(repr, MODES)
         raise EinsumError(f"{what} is one of {', '.join(others)} and {last}, not {mode!r}")
     return mode

@@ -16,7 +16,7 @@ from einops_fast.planning.layout import VECTOR, dense_strides, reach
 from einops_fast.runtime.measuring import ROWS
 from einops_fast.runtime.plan_cache import emptied_with_plans, keep
 from einops_fast.runtime.tiers import Run
-from einops_fast.runtime.tuning import autotune, current_mode
+from einops_fast.runtime.tuning import ANY_SIZE, autotune, current_mode
 
 __all__ = ["Calls", "begins_with_library", "begun"]
 
@@ -35,6 +35,8 @@ class _Way(NamedTuple):
 
 
 _LIBRARY, _KERNELS = _Way("library", False), _Way("kernels", True)
+
+_ANY_SIZE = _Way("kernels for any size", True)
 
 
 class Calls(NamedTuple):
@@ -92,6 +94,8 @@ def begun(calls: Calls) -> Run:
 class _OperatorProblem(CallProblem[_Way]):
     """Calls of an operator that are alike: of one class are those that differ little in the number of rows."""
 
+    any_size = _ANY_SIZE
+
     def __init__(self, calls: Calls, flags: Sequence[bool | None]) -> None:
         first = calls.arrays[0]
         columns = first.shape[calls.axis] if first.dim() else 1
@@ -107,12 +111,18 @@ class _OperatorProblem(CallProblem[_Way]):
             "rows": rows,
             "alike": repr(alike),
         }
-        super().__init__(device, kind, (_LIBRARY, _KERNELS), ROWS, details, calls.arrays)
-        self._by_library = calls.library if first.is_contiguous() else _in_order(calls.library)
-        self._by_kernels = calls.kernels
+        super().__init__(device, kind, (_LIBRARY, _KERNELS, _ANY_SIZE), ROWS, details, calls.arrays)
+        self._runs = {
+            _LIBRARY: calls.library if first.is_contiguous() else _in_order(calls.library),
+            _KERNELS: calls.kernels,
+            _ANY_SIZE: autotune(ANY_SIZE)(calls.kernels),
+        }
+
+    def near(self) -> Sequence[str]:
+        return [_LIBRARY.name, _KERNELS.name]
 
     def run_of(self, way: _Way, arrays: Sequence[Any]) -> Run:
-        return self._by_kernels if way.compiles else self._by_library
+        return self._runs[way]
 
     def saves(self) -> float:
         """Return the seconds that kernels are predicted to save of a call, with its gradients."""

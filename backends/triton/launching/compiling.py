@@ -34,10 +34,13 @@ from einops_fast.backends.triton.launching.arrays import Array
 from einops_fast.backends.triton.launching.launch import ALIGNMENT
 from einops_fast.runtime.plan_cache import keep
 
-__all__ = ["Signature", "compiled_for", "compiling", "is_compiled", "signature", "unpromised", "untangled"]
+__all__ = ["ONES", "Signature", "compiled_for", "compiling", "is_compiled", "signature", "unpromised", "untangled"]
 
 _Path = tuple[int, ...]
 """Where an argument is: its number, then places in tuples."""
+
+ONES = frozenset({"1"})
+"""For :func:`signature`: the compiler is told where a number is 1, and of others nothing."""
 
 _INT32 = range(-(1 << 31), 1 << 31)
 
@@ -57,8 +60,9 @@ def signature(
 
     ``even`` are fields of tuples that the compiler is told to be multiples of 16 where they are; of other numbers it's
     told nothing. If ``None``, it's told as much as Triton's launcher does: 1 is a constant, and so on, but for
-    arguments that the kernel excludes (``do_not_specialize``).
+    arguments that the kernel excludes (``do_not_specialize``). If :data:`ONES`, of that only that 1 is a constant.
     """
+    ones = even is None or even is ONES
     types: list[Any] = []
     known: list[tuple[_Path, Any]] = []
     aligned: list[_Path] = []
@@ -71,8 +75,7 @@ def signature(
         if isinstance(value, tuple):
             names = getattr(value, "_fields", ("",) * len(value))
             inner = [
-                typed(each, (*path, at), named, even is None)
-                for at, (each, named) in enumerate(zip(value, names, strict=True))
+                typed(each, (*path, at), named, ones) for at, (each, named) in enumerate(zip(value, names, strict=True))
             ]
             return type(value)(*inner) if hasattr(value, "_fields") else tuple(inner)
         if value is None or (special and type(value) is int and value == 1):
@@ -82,12 +85,12 @@ def signature(
             return "u1"
         if isinstance(value, float):
             return "fp32"
-        if (special or (even is not None and name in even)) and value % ALIGNMENT == 0:
+        if (special if even is None else name in even) and value % ALIGNMENT == 0:
             aligned.append(path)
         return "i32" if value in _INT32 else "i64"
 
     for at, (value, parameter) in enumerate(zip(arguments, function.params, strict=False)):
-        types.append(typed(value, (at,), parameter.name, even is None and not parameter.do_not_specialize))
+        types.append(typed(value, (at,), parameter.name, ones and not parameter.do_not_specialize))
     for value in constants:
         known.append(((len(types),), value))
         types.append("constexpr")

@@ -35,13 +35,13 @@ class KernelCall:
 
     They, or tuples of them, are the same ones in all calls; ``tail`` follows, then the ``constants`` that are known
     while compiling, in the kernel's order. It is compiled at the first launch, for the numbers and for the arrays'
-    dtypes and alignment. So many thread blocks (``ctas``) of a program are a cluster.
+    dtypes and alignment; ``even`` says what of the numbers, see :func:`signature`. So many thread blocks (``ctas``) of
+    a program are a cluster.
     """
 
     _declared: tuple[Any, ...] | None = None
     _given: Callable[[tuple[Any, ...]], tuple[Any, ...]] | None = None
     _order: tuple[Any, ...] | None = None
-    _even: Collection[str] | None = None
     _boxes = False
 
     def __init__(
@@ -54,11 +54,13 @@ class KernelCall:
         stages: int,
         ctas: int = 1,
         registers: int | None = None,
+        even: Collection[str] | None = None,
     ) -> None:
         self.function, self.grid, self.tail, self.constants = function, (*grid, 1), tail, dict(constants)
         self.options: dict[str, Any] = {"num_warps": warps, "num_stages": stages, "num_ctas": ctas}
         if registers is not None:
             self.options["maxnreg"] = registers
+        self._even = even
         self._rest = (*tail, *self.constants.values())
         self._launches: dict[Any, Launch] = {}
         self._ready: dict[tuple[Any, ...], _Ready] = {}
@@ -185,10 +187,10 @@ class DeclaredCall(KernelCall):
         even: Collection[str] = (),
         order: tuple[Any, ...] | None = None,
     ) -> None:
-        super().__init__(function, grid, tail, constants, 4, 3)
+        super().__init__(function, grid, tail, constants, 4, 3, even=even)
         self.options = dict(options)
         self._declared: tuple[Any, ...] = arrays
-        self._even, self._order = even, order
+        self._order = order
         self._anywhere = mapped(lambda array: array._replace(aligned=False), arrays)
         given = [at for at, array in enumerate(arrays) if array is not None]
         self._given = tuple if len(given) == len(arrays) else itemgetter(*given)

@@ -27,11 +27,19 @@ if TYPE_CHECKING:
 __all__ = ["Rehearsed", "aimed_at", "compile_elsewhere", "is_rehearsal", "rehearsing", "take_down"]
 
 
+Source = tuple[Any, Signature, tuple[tuple[str, Any], ...]]
+
+
 class Rehearsed(NamedTuple):
     """A kernel that a call would launch, and an ``Array`` in place of each of its arrays."""
 
     call: KernelCall
     arrays: tuple[Any, ...]
+
+    @property
+    def source(self) -> Source:
+        """What is compiled: the function, its signature, the compiler's options."""
+        return self.call.source_for(*self.arrays)
 
     def compile(self) -> None:
         """Compile and load it on the current device."""
@@ -39,7 +47,7 @@ class Rehearsed(NamedTuple):
 
     def is_loaded(self) -> bool:
         """Return whether that is done."""
-        return is_compiled(*self.call.source_for(*self.arrays))
+        return is_compiled(*self.source)
 
 
 class _Thread(threading.local):
@@ -79,7 +87,7 @@ def compile_elsewhere(launches: Sequence[Rehearsed]) -> Future[Any]:
     Kernels of modules can be; others are compiled when they're loaded.
     """
     arch = _architecture()
-    sources = {each.call.source_for(*each.arrays): None for each in launches if not each.is_loaded()}
+    sources = {each.source: None for each in launches if not each.is_loaded()}
     pieces = []
     for function, *source in sources:
         module, name = function.__module__, function.__name__

@@ -19,6 +19,7 @@ from einops_fast.backends.triton.launching.rehearsing import is_rehearsal
 from einops_fast.backends.triton_support import circumstances
 from einops_fast.runtime.choosing import Chooser, Record
 from einops_fast.runtime.measuring import ROWS
+from einops_fast.runtime.tuning import ANY_SIZE
 
 __all__ = ["NONE", "Call", "Contest", "Site", "Step", "Steps", "Way"]
 
@@ -47,6 +48,11 @@ class Site(NamedTuple):
     limits: tuple[int, int]
     mode: str
     aligned: bool = True
+
+    @property
+    def any_size(self) -> bool:
+        """Whether the kernels are to serve any size."""
+        return self.mode == ANY_SIZE
 
 
 class Call(NamedTuple):

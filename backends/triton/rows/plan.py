@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from math import gcd
 from typing import Any
 
+from einops_fast.backends.triton.launching.compiling import ONES
 from einops_fast.backends.triton.launching.kernel_call import KernelCall
 from einops_fast.backends.triton.rows.cluster_tilings import Share, cluster_tilings, in_parts
 from einops_fast.backends.triton.rows.column_sums import column_sums
 from einops_fast.backends.triton.rows.contest import NONE, Call, Contest, Site, Step, Steps, Way
 from einops_fast.backends.triton.rows.rows import RowFeatures, Rows, RowTiling, typical
 from einops_fast.planning.cost import ITEM_SIZES
+from einops_fast.planning.layout import VECTOR
 from einops_fast.planning.target import Operand
 
 __all__ = ["Operands", "RowCall", "size_of", "strides_of"]
@@ -44,7 +46,7 @@ class RowCall:
     @cached_property
     def alike(self) -> Rows:
         """Rows that stand for these when ways are chosen."""
-        return typical(self.rows)
+        return typical(self.rows, self.site.any_size)
 
     @property
     def size(self) -> int:
@@ -70,10 +72,15 @@ class RowCall:
         It takes arrays, sizes and strides of rows, their number, their length, ``numbers``, features, rows and columns
         of a tile, ``constants``.
         """
-        rows = self.rows
+        rows, f, even = self.rows, features or self.features, None
+        if self.site.any_size:
+            # No more is known of numbers than that what a thread reads at once lies together.
+            most, even = VECTOR // self.size, ONES
+            f = replace(f, unit=min(f.unit, most), across=min(f.across, most))
         tail = rows.sizes, self.places(rows), rows.count, rows.columns, *numbers
-        constants = {"f": features or self.features, "together": tiling.rows, "block": tiling.block, **constants}
-        return KernelCall(function, grid, tail, constants, tiling.warps, 1, registers=tiling.registers or None)
+        constants = {"f": f, "together": tiling.rows, "block": tiling.block, **constants}
+        registers = tiling.registers or None
+        return KernelCall(function, grid, tail, constants, tiling.warps, 1, registers=registers, even=even)
 
     def way(
         self,
@@ -88,6 +95,8 @@ class RowCall:
         The kernel takes the call's arrays and so many ``sums`` more, in which parts of rows leave something for each
         other in a first step.
         """
+        if self.site.any_size:
+            tiling = tiling.without_empty_parts(self.rows.columns)
         parts, count = tiling.parts, len(self.operands)
         grid, numbers = (-(-self.rows.count // tiling.rows), parts), (tiling.part(self.rows.columns), *numbers)
         kernels = [
@@ -150,7 +159,10 @@ class RowCall:
         """Return the contest of ways of one program for a row or a part of it, the rule's first, and of clusters.
 
         These are the rule for long rows that keep all processors busy. ``details`` also make a difference for time.
+        One way alone, of a program for a row, serves any size.
         """
+        if self.site.any_size:
+            ways, clusters = ways[:1], ()
         lead = self.rows.columns > _CLUSTERS_LEAD and 2 * self.rows.count >= self.site.limits[1]
         return Contest(self.site, self._call(details), [*clusters, *ways] if lead else [*ways, *clusters])
 

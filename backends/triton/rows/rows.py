@@ -14,10 +14,23 @@ from typing import Any
 from einops_fast.backends.triton.device.tiling import Axis, by_stride, merge_axes, power_of_two
 from einops_fast.planning.layout import VECTOR
 
-__all__ = ["PROCESSORS", "RowFeatures", "RowTiling", "Rows", "dropping", "pieces_of", "rows_of", "typical"]
+__all__ = [
+    "LONGEST_WHOLE",
+    "PROCESSORS",
+    "RowFeatures",
+    "RowTiling",
+    "Rows",
+    "dropping",
+    "pieces_of",
+    "rows_of",
+    "typical",
+]
 
 PROCESSORS = 132
 """Multiprocessors of a large GPU."""
+
+LONGEST_WHOLE = 32768
+"""The longest rows that one program keeps in registers."""
 
 _MOST_PIECES = 8
 
@@ -167,6 +180,10 @@ class RowTiling:
         blocks = -(-columns // self.block)
         return -(-blocks // self.parts) * self.block
 
+    def without_empty_parts(self, columns: int) -> RowTiling:
+        """Return the tiling, but with fewer parts where some would have none of so many columns."""
+        return replace(self, parts=-(-columns // self.part(columns)))
+
     def fitting(self, arrays: int, size: int, shared: int) -> RowTiling:
         """Return the tiling, but with one tile of each array at a time if more wouldn't fit in shared memory."""
         needed = (self.stages - 1) * arrays * self.rows * self.pieces * self.block * size
@@ -203,15 +220,18 @@ def rows_of(shape: Sequence[int], axis: int, strides: Sequence[Sequence[int]]) -
     return Rows(sizes, places, columns, wide)
 
 
-def typical(rows: Rows) -> Rows:
+def typical(rows: Rows, any_size: bool = False) -> Rows:
     """Return rows that stand for all of a class, for which one measurement is enough.
 
-    Their numbers are rounded up to powers of two, but exact up to 16; those of columns aren't.
+    Their numbers are rounded up to powers of two, but exact up to 16. Those of columns are where one kernel serves
+    ``any_size``, unless a row is in parts.
 
     >>> typical(Rows((3, 1000), ((8192, 8, 1),), 8, False)).sizes
     (3, 1024)
     """
-    return replace(rows, sizes=tuple([size if size <= 16 else power_of_two(size) for size in rows.sizes]))
+    columns = power_of_two(rows.columns) if any_size and rows.columns <= LONGEST_WHOLE else rows.columns
+    sizes = tuple([size if size <= 16 else power_of_two(size) for size in rows.sizes])
+    return replace(rows, sizes=sizes, columns=columns)
 
 
 def dropping(p: float) -> tuple[int, float]:

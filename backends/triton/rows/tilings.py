@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from einops_fast.backends.triton.device.tiling import LANES, power_of_two
-from einops_fast.backends.triton.rows.rows import PROCESSORS, Rows, RowTiling, pieces_of
+from einops_fast.backends.triton.rows.rows import LONGEST_WHOLE, PROCESSORS, Rows, RowTiling, pieces_of
 from einops_fast.planning.layout import VECTOR
 
 __all__ = [
@@ -28,9 +28,6 @@ __all__ = [
     "row_tilings",
     "sums_tilings",
 ]
-
-_WHOLE = 32768
-"""The longest rows that one program keeps in registers."""
 
 _MOST_PARTS = 256
 
@@ -125,11 +122,11 @@ def _row_rule(rows: Rows, size: int, live: int = 1) -> RowTiling:
     columns, count = power_of_two(rows.columns), power_of_two(rows.count)
     if not rows.contiguous:
         return _across(rows, live)
-    if columns <= _WHOLE * 4 // max(size, 4):
+    if columns <= LONGEST_WHOLE * 4 // max(size, 4):
         together = max(1, min(count, 4096 // (columns * size)))
         elements = together * columns
         warps = power_of_two(elements * live // 1024 if live > 1 else elements * size // 2048)
-        most = 16 if live > 1 and columns < _WHOLE else 32
+        most = 16 if live > 1 and columns < LONGEST_WHOLE else 32
         return RowTiling(together, columns, True, 1, min(max(warps, 4 if elements > 1024 else 1), most))
     block, warps = (8192, 8) if live > 1 and size > 2 else (16384, 16) if live > 1 else (16384, 32)
     stages = 3 if live > 1 else 1

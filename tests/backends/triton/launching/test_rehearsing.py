@@ -15,27 +15,13 @@ triton: Any = pytest.importorskip("triton")
 PROGRAM = (
     FINISH
     + """
-from dataclasses import replace
-
 import torch
 
-from einops_fast.attention.attend import plan_of
-from einops_fast.attention.choice import Undecided
-from einops_fast.attention.options import Options, Request
-from einops_fast.backends.torch.attention.beginning import AttentionProblem
-from einops_fast.backends.torch.attention.implementations.triton import Triton
-from einops_fast.backends.torch import operator
 from einops_fast.backends.torch.ops import activation, cross_entropy, norm, softmax
-from einops_fast.backends.torch.ops.begun import _OperatorProblem
 from einops_fast.backends.triton.launching.rehearsing import aimed_at
-
-def tensor(*shape, dtype=torch.bfloat16):
-    return torch.empty(shape, dtype=dtype, requires_grad=dtype.is_floating_point)
+from rehearsals import attention_problem, operator_problem, tensor
 
 x, w, target = tensor(4, 100, 256), tensor(256), tensor(100, dtype=torch.int64)
-operator.on_gpu = lambda tensor: True
-for module in (norm, softmax, activation, cross_entropy):
-    module.begun = lambda calls: calls
 CALLS = {
     "norm": norm.norm(x, w, w, 2, 1, 1e-5, True),
     "dropped norm": norm.dropout_add_norm(x, x, w, None, 2, 0.1, 1e-5, False),
@@ -44,19 +30,8 @@ CALLS = {
     "loss": cross_entropy.cross_entropy(tensor(100, 512), target, None, 1, -100, 0.0, 0.0, "mean"),
 }
 
-def attention_problem(*shape, **options):
-    q, k, v = (tensor(*shape) for _ in range(3))
-    request = Request("b i h d, b j h d, b j h e -> b i h e", None, Options(**options))
-    plan = plan_of(request, {"q": q, "k": k, "v": v}, "torch")
-    plan = replace(plan, spec=replace(plan.spec, device="cuda:0"))
-    undecided = Undecided([Triton()], {"triton": 1.0}, {}, "attention")
-    return AttentionProblem(plan, undecided, (q, k, v))
-
 with aimed_at(90):
-    problems = {
-        name: ("kernels", _OperatorProblem(calls, [each is not None and each.requires_grad for each in calls.arrays]))
-        for name, calls in CALLS.items()
-    }
+    problems = {name: ("kernels", operator_problem(calls)) for name, calls in CALLS.items()}
     problems["attention"] = "triton", attention_problem(2, 300, 4, 64)
     problems["dropped attention"] = "triton", attention_problem(2, 300, 4, 64, dropout_p=0.1)
     for name, (way, problem) in problems.items():
@@ -111,6 +86,11 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+@pytest.fixture(autouse=True)
+def with_support(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3] / "support"))
+
+
 def test_all_that_a_call_launches_is_listed(tmp_path: Path) -> None:
     *listed, loaded = printed(PROGRAM, tmp_path)
     assert [line.split(",") for line in listed] == [
@@ -125,9 +105,8 @@ def test_all_that_a_call_launches_is_listed(tmp_path: Path) -> None:
     assert loaded == "True False True"
 
 
-def test_a_process_without_a_gpu_compiles_for_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_without_a_gpu_compiles_for_several(tmp_path: Path) -> None:
     """Once for each architecture."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3] / "support"))
     kernels = [line.split() for line in printed(ELSEWHERE, tmp_path)]
     assert [arch for _, arch in kernels] == ["80", "90"]
     assert len({name for name, _ in kernels}) == 1
