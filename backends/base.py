@@ -73,6 +73,14 @@ class Backend(ABC):
         """
         return None
 
+    def is_backward(self) -> bool:
+        """Whether gradients are being computed now."""
+        return False
+
+    def float32_precision(self) -> str:
+        """What products of float32 may have now: ``'ieee'``, ``'tf32'`` or ``'tf32x3'``."""
+        return "ieee"
+
     @abstractmethod
     def inspect(self, array: Any) -> Operand:
         """Shape, strides and dtype of one array."""

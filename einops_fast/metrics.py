@@ -41,7 +41,7 @@ from einops_fast.runtime.blocks import Block, Setting, holding
 
 __all__ = ["TABLES", "VARIABLE", "label", "read", "record", "start_from_environment", "write"]
 
-TABLES = ("plans", "steps", "kernels", "fallbacks", "fusions")
+TABLES = ("plans", "steps", "kernels", "fallbacks", "fusions", "calls")
 """What can be asked for."""
 
 VARIABLE = "EINOPS_FAST_METRICS"

@@ -52,7 +52,7 @@ IMPORTED = {
     "patching": "face words planning runtime observing backends",
     "compiler": "words planning observing attention patching backends.torch",
     "attention": "face words planning runtime observing backends",
-    "ops": "words planning runtime attention backends",
+    "ops": "words planning runtime observing attention backends",
     "nn": "words observing attention ops backends.torch",
     "profiles": "face words runtime attention ops backends",
     "backends": "face words planning runtime patching",

@@ -41,8 +41,11 @@ class CupyBackend(NdarrayBackend):
     def __init__(self) -> None:
         super().__init__(cp, cp.einsum)
 
+    def float32_precision(self) -> str:
+        return settled("tf32" if os.environ.get("CUPY_TF32") == "1" else "ieee")
+
     def signature(self, operands: Sequence[Any]) -> Hashable:
-        state = current_mode(), _fp32_precision()
+        state = current_mode(), self.float32_precision()
         return tuple([(a.shape, a.strides, a.dtype, a.device.id, type(a)) for a in operands]), state
 
     def target(self, operands: Sequence[Any]) -> Target:
@@ -67,7 +70,7 @@ class CupyBackend(NdarrayBackend):
         from einops_fast.backends.cupy.memory import CupyMemory
         from einops_fast.backends.triton.contraction.choice import Choice, chosen_run
 
-        return chosen_run(Choice(step, self.library(step), CupyMemory(), _fp32_precision(), current_mode()))
+        return chosen_run(Choice(step, self.library(step), CupyMemory(), self.float32_precision(), current_mode()))
 
     def room(self, operands: Sequence[Any]) -> int | None:
         free, _ = cp.cuda.runtime.memGetInfo()
@@ -98,8 +101,3 @@ class CupyBackend(NdarrayBackend):
             return cp.lib.stride_tricks.as_strided(a, shape, strides)
 
         return run
-
-
-def _fp32_precision() -> str:
-    """How float32 numbers may be multiplied, as CuPy's own matmul decides it, or by a block of ours."""
-    return settled("tf32" if os.environ.get("CUPY_TF32") == "1" else "ieee")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -12,7 +12,6 @@ from torch.autograd import forward_ad
 
 from einops_fast.attention import torch_state
 from einops_fast.backends.base import Likeness, Run, one_device
-from einops_fast.backends.capabilities import KERNELS
 from einops_fast.backends.host import free_memory
 from einops_fast.backends.torch.autocast import (
     any_autocast,
@@ -22,7 +21,7 @@ from einops_fast.backends.torch.autocast import (
     torch_path,
     whole_dtype,
 )
-from einops_fast.backends.torch.ceilings import target_of
+from einops_fast.backends.torch.ceilings import kernel_dtypes, target_of
 from einops_fast.backends.torch.einsum.native import einsum_alone, einsum_of, gives_c_order, pair_einsum
 from einops_fast.backends.torch.errors import copied_to, naming_operands, refuse_layouts
 from einops_fast.backends.torch.steps import TorchSteps, stacked_product
@@ -37,7 +36,6 @@ from einops_fast.backends.torch.types import (
     recorder,
     saving_hooks,
 )
-from einops_fast.backends.triton_support import why_unusable
 from einops_fast.dtypes import dtype_name
 from einops_fast.errors import OperandError
 from einops_fast.observing.observers import observed
@@ -67,7 +65,6 @@ _fp32_setting: Callable[[], Any] = (
 _AUTOCAST = "autocast chooses the dtype"
 _BY_PAIRS = "autocast chooses the dtype of each pair"
 _TWO_DTYPES = "operands of two dtypes"
-_KERNEL_DTYPES = frozenset({"float16", "bfloat16", "float32", "float64", "int8", "uint8", "int16", "int32", "int64"})
 _NONE: frozenset[str] = frozenset()
 _AT_ONCE = 1 << 19
 """Elements of all operands up to which torch.einsum takes a call whose shape is new."""
@@ -85,6 +82,8 @@ class TorchBackend(TorchSteps):
 
     name = "torch"
     module = "torch"
+    is_backward = staticmethod(lambda: _backward_task() != -1)
+    float32_precision = staticmethod(lambda: settled(fp32_precision()))
 
     def __init__(self) -> None:
         self.einsum = private_copy(torch.einsum)  # native, also while that is patched
@@ -324,7 +323,7 @@ class TorchBackend(TorchSteps):
         from einops_fast.backends.torch.memory import TorchMemory
         from einops_fast.backends.triton.contraction.choice import Choice, chosen_run
 
-        precision, mode = settled(fp32_precision()), current_mode()
+        precision, mode = self.float32_precision(), current_mode()
         return chosen_run(Choice(step, self.library(step), TorchMemory(), precision, mode, other_libraries))
 
 
@@ -370,16 +369,6 @@ def _one_storage(one: Any, other: Any) -> bool:
     ):
         return False
     return bool(one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr())
-
-
-@lru_cache(maxsize=64)
-def kernel_dtypes(device: torch.device) -> frozenset[str]:
-    """What our own kernels compute on: nothing where there is no Triton, or a GPU that it wasn't written for."""
-    if device.type != "cuda" or torch.version.hip is not None:
-        return frozenset()
-    if not KERNELS.has(torch.cuda.get_device_capability(device)):
-        return frozenset()
-    return _KERNEL_DTYPES if why_unusable() is None else frozenset()
 
 
 def _is_seen(operands: Sequence[Any]) -> bool:

@@ -7,14 +7,19 @@ from typing import Any
 
 import torch
 
+from einops_fast.backends.capabilities import KERNELS
 from einops_fast.backends.gpus import gpu_ceilings
 from einops_fast.backends.torch.steps import without_onednn
+from einops_fast.backends.triton_support import why_unusable
 from einops_fast.dtypes import dtype_name
 from einops_fast.planning.cost import Ceilings
 from einops_fast.planning.target import Target
 from einops_fast.runtime.tuning import current_mode
 
-__all__ = ["ceilings_of", "target_of"]
+__all__ = ["KERNEL_DTYPES", "ceilings_of", "kernel_dtypes", "target_of"]
+
+KERNEL_DTYPES = frozenset({"float16", "bfloat16", "float32", "float64", "int8", "uint8", "int16", "int32", "int64"})
+"""What our own kernels compute on."""
 
 _BLOCK = 1 << 18
 """Elements of a product that are made at a time on a CPU: 1 MiB of float32, which a core's cache holds."""
@@ -81,3 +86,13 @@ def ceilings_of(device: Any, half: bool, threads: int, writes: bool) -> Ceilings
         # Where oneDNN has none of halves, torch's own loops run, in float32.
         dot_kernels=frozenset({"float32", "float64", *map(dtype_name, without_onednn())}),
     )
+
+
+@lru_cache(maxsize=64)
+def kernel_dtypes(device: torch.device) -> frozenset[str]:
+    """What our own kernels compute on: nothing where there is no Triton, or a GPU that it wasn't written for."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return frozenset()
+    if not KERNELS.has(torch.cuda.get_device_capability(device)):
+        return frozenset()
+    return KERNEL_DTYPES if why_unusable() is None else frozenset()

@@ -17,6 +17,8 @@ from einops_fast.attention.traced import known_call, known_kinds, known_options,
 from einops_fast.backends import Backend, awake_types, backend_for_type, get_backend
 from einops_fast.backends.base import Likeness
 from einops_fast.errors import OperandError
+from einops_fast.observing import observers
+from einops_fast.observing.calls import tell
 from einops_fast.runtime import tracing
 from einops_fast.runtime.autocast import autocasts
 from einops_fast.runtime.new_shapes import AtOnce, by_question, came_with
@@ -190,6 +192,8 @@ def attend(request: Request, arrays: dict[str, Any], words: Hashable = None) -> 
     else:
         backend, arrays = own_call(arrays)
         given = (*arrays.values(),)
+        if observers.observed():
+            _tell(request, backend, arrays)
         prepared, final, result = _first(plan_of(request, arrays, backend.name), given, circumstances[1])
         if key is None or not final:
             return result
@@ -204,6 +208,12 @@ def attend(request: Request, arrays: dict[str, Any], words: Hashable = None) -> 
             if prepared.length_axis is not None and options.scale is None and not options.deterministic:
                 came_with(words).notice(given, _of_any_length(prepared.run, prepared.length_axis, q))
     return result
+
+
+def _tell(request: Request, backend: Backend, arrays: Mapping[str, Any]) -> None:
+    """Tell observers of a call."""
+    options = {**request._asdict(), "options": request.options._asdict(), "names": [*arrays]}
+    tell("attention", options.pop("pattern"), backend, [*arrays.values()], options)
 
 
 def _of_any_length(run: Callable[..., Any], length_axis: int, like: Any) -> AtOnce:

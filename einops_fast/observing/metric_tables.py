@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from einops_fast.observing.calls import of_plan
 from einops_fast.observing.fallbacks import copies, native_steps
 from einops_fast.observing.kernel_metadata import kernel_rows
 from einops_fast.observing.recording import PlanRecord, Recorder
@@ -124,11 +125,20 @@ def _fusions(recorder: Recorder) -> list[Row]:
     ]
 
 
+def _calls(recorder: Recorder) -> list[Row]:
+    """A row per kind of call: all that it takes to make it again."""
+    rows = [
+        {"label": record.label, "calls": record.times.calls, **of_plan(record).columns()} for record in recorder.plans
+    ]
+    return [*rows, *({"label": label, "calls": None, **call.columns()} for label, call in recorder.calls)]
+
+
 MAKERS: dict[str, Callable[[Recorder], list[Row]]] = {
     "plans": _plans,
     "steps": _steps,
     "kernels": _kernels,
     "fallbacks": _fallbacks,
     "fusions": _fusions,
+    "calls": _calls,
 }
 """By the name of the table."""

@@ -15,6 +15,7 @@ from einops_fast.runtime.plan_cache import clear_plans
 if TYPE_CHECKING:
     from einops_fast.backends.base import Backend
     from einops_fast.compiler.report import Fusion
+    from einops_fast.observing.calls import Called
     from einops_fast.planning.plan import Plan
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "Program",
     "Watch",
     "attended",
+    "called",
     "fusion",
     "left_to_native",
     "observed",
@@ -55,6 +57,9 @@ class Observer(Protocol):
 
     def attention(self) -> None:
         """A patched call of attention is ours."""
+
+    def called(self, call: Called) -> None:
+        """An operator or an attention of a new kind was called; a contraction is watched."""
 
     def fusion(self, found: Fusion) -> None:
         """Something was fused in a program that is being compiled, or could not be."""
@@ -94,6 +99,12 @@ def left_to_native(backend: str, equation: Any, reason: str) -> None:
     """Tell all who look on of a patched call that isn't ours, and why."""
     for observer in _active:
         observer.left_to_native(backend, equation if isinstance(equation, str) else "", reason)
+
+
+def called(call: Called) -> None:
+    """Tell all who look on of an operator or an attention that was called, once for each kind of call."""
+    for observer in _active:
+        observer.called(call)
 
 
 def fusion(found: Fusion) -> None:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from einops_fast.backends.base import Backend
     from einops_fast.compiler.report import Fusion
     from einops_fast.explanation import Explanation
+    from einops_fast.observing.calls import Called
     from einops_fast.planning.plan import Plan
 
 __all__ = ["PlanRecord", "Recorder", "Times", "caller", "current_label", "floor_seconds"]
@@ -116,6 +117,9 @@ class PlanRecord:
         runs: what each step became.
         callers: how many calls came from which file and line.
         native: seconds of the framework's own einsum on the operands of the first call; ``None`` if it wasn't timed.
+        gradients: which operands had gradients at the first call.
+        backward: it was run to compute gradients.
+        precision: what the products of float32 could have then.
     """
 
     plan: Plan
@@ -126,6 +130,9 @@ class PlanRecord:
     runs: tuple[Callable[..., Any], ...] = field(repr=False)
     callers: Counter[str] = field(default_factory=Counter)
     native: float | None = None
+    gradients: tuple[bool, ...] = ()
+    backward: bool = False
+    precision: str = "ieee"
 
     @cached_property
     def explanation(self) -> Explanation:
@@ -150,6 +157,7 @@ class Recorder:
         attended: how often patched attention went to ours, by label and caller.
         aside: seconds that were spent on timing the framework's own functions.
         fusions: what was fused in compiled programs, and what wasn't.
+        calls: kinds of calls of operators and of attention, with their labels.
     """
 
     def __init__(self) -> None:
@@ -158,6 +166,7 @@ class Recorder:
         self.attended: dict[tuple[str, str], int] = {}
         self.aside = 0.0
         self.fusions: list[Fusion] = []
+        self.calls: dict[tuple[str, Called], None] = {}
 
     def watch(self, plan: Plan, backend: Backend) -> _Watch:
         """See :class:`einops_fast.observing.observers.Observer`."""
@@ -172,6 +181,11 @@ class Recorder:
         """See :class:`einops_fast.observing.observers.Observer`."""
         key = current_label.get(), caller()
         self.attended[key] = self.attended.get(key, 0) + 1
+
+    def called(self, call: Called) -> None:
+        """See :class:`einops_fast.observing.observers.Observer`."""
+        if len(self.calls) < _MOST_RECORDS:
+            self.calls[current_label.get(), call] = None
 
     def fusion(self, found: Fusion) -> None:
         """See :class:`einops_fast.observing.observers.Observer`."""
@@ -195,6 +209,8 @@ class Recorder:
                 Times(watch.backend.between),
                 tuple(Times(watch.backend.between) for _ in watch.plan.steps),
                 watch.runs,
+                backward=watch.backend.is_backward(),
+                precision=watch.backend.float32_precision(),
             )
             # The calls of what comes after the last one that is kept are timed for nobody.
             if len(self.records) < _MOST_RECORDS:
@@ -235,6 +251,8 @@ class _Watch:
                 stack.pop()
                 if found.times.calls == 1 and not found.inside:
                     self._time_native(found, operands)
+                if found.times.calls == 1:
+                    found.gradients = tuple([bool(getattr(each, "requires_grad", False)) for each in operands])
 
         return observed
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from typing import Any
 
@@ -14,6 +14,8 @@ from einops_fast.backends import Backend, backend_for_type, get_backend
 from einops_fast.backends.base import Likeness
 from einops_fast.dtypes import FLOATS, dtype_name
 from einops_fast.errors import OperandError
+from einops_fast.observing import observers
+from einops_fast.observing.calls import tell
 from einops_fast.planning.layout import VECTOR
 from einops_fast.runtime import tracing
 from einops_fast.runtime.plan_cache import emptied_with_plans, keep
@@ -120,7 +122,15 @@ def function_for(
         _check_layout(operator, array)
     _check_dtype(operator, "input", array.dtype, by_torch)
     _check_others(operator, array, needs, others, backend)
-    return found
+    return found if backend is None or not observers.observed() else partial(_told, found, name, backend)
+
+
+def _told(function: Callable[..., Run], name: str, backend: Backend, *arguments: Any) -> Run:
+    """Return what a function does of its arguments, and tell observers of these: arrays, and then options."""
+    count = next((at for at, each in enumerate(arguments) if each is not None and not hasattr(each, "shape")), 0)
+    arrays, options = arguments[:count], arguments[count:]
+    tell("operator", name, backend, arrays, {"arguments": options})
+    return function(*arguments)
 
 
 @cache

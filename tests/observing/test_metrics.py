@@ -387,7 +387,12 @@ def test_the_environment_asks_for_tables(tmp_path):
     [row] = metrics.read(tmp_path / "out")["plans"]
     assert (row["label"], row["calls"]) == ("layer", "1")
     run_script(tmp_path, "all:every")
-    assert {path.name.split("-")[0] for path in (tmp_path / "every").iterdir()} == {"plans", "steps", "fallbacks"}
+    assert {path.name.split("-")[0] for path in (tmp_path / "every").iterdir()} == {
+        "plans",
+        "steps",
+        "fallbacks",
+        "calls",
+    }
 
 
 @pytest.mark.parametrize("asked", ["plans", "plans:", ":folder", "colours:folder", "plans,colours:folder"])

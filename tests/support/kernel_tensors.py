@@ -14,6 +14,7 @@ pytest.importorskip("triton")
 
 from einops_fast.backends.gpus import gpu_ceilings  # noqa: E402
 from einops_fast.backends.torch import backend as torch_backend  # noqa: E402
+from einops_fast.backends.torch.ceilings import KERNEL_DTYPES  # noqa: E402
 from einops_fast.backends.torch.memory import TorchMemory, new_here  # noqa: E402
 from einops_fast.backends.triton.contraction import choice  # noqa: E402
 from einops_fast.backends.triton.contraction.candidates import kernel_candidates  # noqa: E402
@@ -69,7 +70,7 @@ def decided(which: Callable[[Sequence[Any]], Any]) -> Iterator[list[str]]:
     with (
         mock.patch.object(choice.StepProblem, "decide", decide),
         mock.patch.object(choice, "_small", return_value=False),
-        mock.patch.object(torch_backend, "kernel_dtypes", return_value=torch_backend._KERNEL_DTYPES),
+        mock.patch.object(torch_backend, "kernel_dtypes", return_value=KERNEL_DTYPES),
     ):
         yield ran
     clear_plans()

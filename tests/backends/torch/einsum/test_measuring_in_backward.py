@@ -20,6 +20,7 @@ from ops_problems import kernels  # noqa: E402
 
 from einops_fast import autotune, fast_einsum, ops  # noqa: E402
 from einops_fast.backends.torch import backend as torch_backend  # noqa: E402
+from einops_fast.backends.torch.ceilings import KERNEL_DTYPES  # noqa: E402
 from einops_fast.backends.torch.memory import TorchMemory  # noqa: E402
 from einops_fast.backends.triton.contraction import candidates  # noqa: E402
 from einops_fast.backends.triton.launching import measuring  # noqa: E402
@@ -49,7 +50,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[i
         for module in (candidates, contest):
             monkeypatch.setattr(module, "interpreted", lambda: False)
         monkeypatch.setattr(measuring, "works", lambda way: True)
-        monkeypatch.setattr(torch_backend, "kernel_dtypes", lambda _: torch_backend._KERNEL_DTYPES)
+        monkeypatch.setattr(torch_backend, "kernel_dtypes", lambda _: KERNEL_DTYPES)
         # Every look at the clock is a second later: however slow the interpreter is, there is time for three ways.
         now = itertools.count()
         monkeypatch.setattr(clocks, "perf_counter", lambda: float(next(now)))

@@ -18,6 +18,7 @@ from kernel_tensors import MEMORY, decided  # noqa: E402
 
 from einops_fast import explain, fast_einsum  # noqa: E402
 from einops_fast.backends.torch import backend as torch_backend  # noqa: E402
+from einops_fast.backends.torch.ceilings import KERNEL_DTYPES  # noqa: E402
 from einops_fast.backends.triton.contraction import choice as choice_module  # noqa: E402
 from einops_fast.backends.triton.contraction.candidates import kernel_candidates  # noqa: E402
 from einops_fast.planning.layout import contiguous_strides  # noqa: E402
@@ -78,7 +79,7 @@ def test_one_operand_is_summed_as_torch_does(on_kernels: list[str]) -> None:
 
 def test_the_library_multiplies_and_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch has no matrix product of integers on a GPU: what is small, or not to be measured, goes this way."""
-    monkeypatch.setattr(torch_backend, "kernel_dtypes", lambda _: torch_backend._KERNEL_DTYPES)
+    monkeypatch.setattr(torch_backend, "kernel_dtypes", lambda _: KERNEL_DTYPES)
     clear_plans()
     for dtype in INTEGERS:
         operands = [numbers(9, 7, dtype=dtype), numbers(7, 5, dtype=dtype, seed=1), numbers(5, 3, dtype=dtype, seed=2)]
