@@ -16,7 +16,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDABackend
 from triton.runtime import driver
 
-_whole = llvm.optimize_module, CUDABackend.make_ptx, CUDABackend.make_cubin
+_whole = llvm.optimize_module, llvm.link_extern_libs, CUDABackend.make_ptx, CUDABackend.make_cubin
 
 
 def _named(self, source, metadata, options, capability):
@@ -27,8 +27,9 @@ def _named(self, source, metadata, options, capability):
 def finish(whole):
     # Whether LLVM and ptxas make machine code of what follows, which takes more than half of the time; else it is
     # lowered to LLVM's language, shared memory included, which is what all of Triton's own passes can fail at.
-    llvm.optimize_module, CUDABackend.make_ptx, CUDABackend.make_cubin = (
-        _whole if whole else (lambda *given: None, _named, lambda *given: b"")
+    nothing = lambda *given: None
+    llvm.optimize_module, llvm.link_extern_libs, CUDABackend.make_ptx, CUDABackend.make_cubin = (
+        _whole if whole else (nothing, nothing, _named, lambda *given: b"")
     )
 
 

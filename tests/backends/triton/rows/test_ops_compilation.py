@@ -19,7 +19,7 @@ from threading import Lock
 
 import torch
 
-pretend(int(sys.argv[1]))
+pretend(90)
 
 from einops_fast import ops
 from einops_fast.backends.torch import operator as torch_operator
@@ -27,7 +27,7 @@ from einops_fast.backends.torch.memory import TorchMemory
 from einops_fast.backends.triton.launching.kernel_call import KernelCall
 
 torch_operator.on_gpu = lambda tensor: True
-TorchMemory.limits = lambda self, device: {"80": (166912, 108), "90": (232448, 132)}[sys.argv[1]]
+TorchMemory.limits = lambda self, device: (232448, 132)
 compile = KernelCall.compile_for
 lock, seen = Lock(), {}
 
@@ -53,7 +53,7 @@ def reported(self, *arrays):
         return seen[key]
 
 KernelCall.compile_for = reported
-for case in sys.argv[2:]:
+for case in sys.argv[1:]:
     name, dtype, *sizes = case.removesuffix(" finished").split()
     finish(case.endswith(" finished"))
     dtype = getattr(torch, dtype)
@@ -80,54 +80,39 @@ for case in sys.argv[2:]:
 
 CASES = [
     "gelu bfloat16 512 4096 finished",
-    "softmax bfloat16 64 1000",
     "log_softmax float32 64 65536",
     "layer_norm bfloat16 64 1024 finished",
     "layer_norm float64 2 1000000",
-    "cross_entropy bfloat16 64 50257",
+    "cross_entropy bfloat16 64 50257 finished",
     "linear_cross_entropy bfloat16 4096 8",
     "plain float16 512 2048",
     "dropped bfloat16 64 4096",
     "rms_norm bfloat16 200 2048",
-    "cross_entropy bfloat16 300 4096",
 ]
 """What is called, the dtype and the sizes. Of all tilings that compete, one of each kind is compiled."""
 
-LONG = {
-    "plain bfloat16 70 65536 finished": 4,
-    "plain float32 70 50000": 4,
-    "plain bfloat16 70 151936": 2,
-    "dropped bfloat16 70 65536": 2,
-}
+LONG = {"plain bfloat16 70 65536 finished": 4, "plain float32 70 50000": 4, "dropped bfloat16 70 65536": 2}
 """Long rows, whose last parts are whole ones, or not; and how many kernels are clusters'."""
-
-
-@pytest.mark.parametrize("capability", [80, 90])
-def test_kernels_compile(capability: int, tmp_path: Path) -> None:
-    cases = [*CASES, *LONG] if capability == 90 else CASES[:2]
-    lines = printed(PROGRAM, tmp_path, str(capability), *cases)
-    for case in cases:
-        ran = [line for line in lines if line.startswith(f"{case} |")]
-        assert len(ran) >= 2
-        if case in LONG:
-            assert len({line.split()[-3] for line in ran if "_cluster_kernel" in line}) == LONG[case]
-
 
 WIDE = [
     "plain float32 600 1004",
     "softmax bfloat16 600 1000",
     "layer_norm bfloat16 9000 192",  # several rows to a warp, in pieces
-    "log_softmax bfloat16 600 1000",
     "strided bfloat16 300 1000",  # neighbours are in different rows
-    "strided float32 300 1024",
     "strided_norm bfloat16 1000 520",
+    "plain bfloat16 600 50257",  # of its norm, not all is
 ]
+"""Rows that are no multiples of 16, and are read in vectors all the same."""
 
 
-def test_rows_that_are_no_multiples_of_16_are_read_in_vectors(tmp_path: Path) -> None:
-    long = "plain bfloat16 600 50257"
-    lines = printed(PROGRAM, tmp_path, "90", *WIDE, long)
-    for case in (*WIDE, long):
-        of_case = [line for line in lines if line.startswith(f"{case} |") and (case != long or "softmax" in line)]
-        assert of_case
-        assert all(line.startswith(f"{case} | wide ") for line in of_case), of_case
+def test_kernels_compile(tmp_path: Path) -> None:
+    """Other GPUs than Hopper have a case of each kernel in ``test_capabilities.py``: the compiler is what differs."""
+    lines = printed(PROGRAM, tmp_path, *CASES, *LONG, *WIDE)
+    for case in (*CASES, *LONG, *WIDE):
+        ran = [line for line in lines if line.startswith(f"{case} |")]
+        assert len(ran) >= 2
+        if case in LONG:
+            assert len({line.split()[-3] for line in ran if "_cluster_kernel" in line}) == LONG[case]
+        if case in WIDE:
+            ran = [line for line in ran if "softmax" in line or case != WIDE[-1]]
+            assert all(line.startswith(f"{case} | wide ") for line in ran), ran
