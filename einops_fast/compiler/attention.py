@@ -5,23 +5,27 @@ views. From there it goes on through scales, masks, biases and a softcap to a co
 views of are queries and keys; their labels make the pattern.
 
 **Rows without a key.** Our attention gives zeros there. Written out, a mask of ``-inf`` gives NaN, and a mask of a
-large negative number the mean of all values: ``Match.empty`` says which, where that can't be ruled out.
+large negative number the mean of all values: ``Attention.hidden`` says which.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.fx import Node
 
+from einops_fast.compiler.attention_call import Attention, Mask
+from einops_fast.compiler.constants import constant_of, filling_of, made_like, rounded, times_number
 from einops_fast.compiler.contractions import Product, is_contraction, product_of
-from einops_fast.compiler.match import Match, Miss, Read
+from einops_fast.compiler.masks import gate_of
+from einops_fast.compiler.match import Miss, Read
 from einops_fast.compiler.nest import Dims, Label, expanded, fresh
-from einops_fast.compiler.nodes import argument, constant_of, dtype_of, name_of, shape_of, source_of
-from einops_fast.compiler.views import broadcast, is_cast, seen_through
+from einops_fast.compiler.nodes import argument, dtype_of, name_of, shape_of, source_of
+from einops_fast.compiler.quotient import Quotient, quotient_of
+from einops_fast.compiler.softmax import LAST_STEPS, Softmax, largest_of, logs_of, softmax_of
+from einops_fast.compiler.views import broadcast, is_cast, permutation_of, seen_through
 
 __all__ = ["match_attention"]
 
@@ -31,41 +35,56 @@ _BETWEEN = frozenset(
 )
 """What may be done to weights before they are multiplied with values, whether or not it can be fused."""
 
-_BY_HAND = ("div", "mul", "exp")
-"""What a softmax that is written out ends with."""
-
 _REASONS = {"getitem": "different offset", "reshape": "different numel", "flatten": "different numel"}
 
 _LARGE = -1e4
 """A number that hides a key if it is in the place of its score, or less than that."""
 
 
-def match_attention(node: Node) -> Match | None:
+def match_attention(node: Node) -> Attention | None:
     """Return the attention whose product with the values a node is; ``None`` if there is no softmax before it.
 
     Raises:
         Miss: there is one, but it can't be fused.
     """
     shape = shape_of(node)
-    if shape is None or not is_contraction(node):
+    if shape is None:
         return None
     missed: Miss | None = None
     for right in (False, True):
         for whole in (False, True):
             result = fresh(shape)
-            product = product_of(node, result)
+            quotient = quotient_of(node, result, right)
+            product = product_of(node, result) if quotient is None and is_contraction(node) else None
+            if quotient is not None:
+                product = quotient.product
             if product is None or not product.summed:
                 continue
-            weights, values = (product.right, product.left) if right else (product.left, product.right)
+            weights, values = product.operands[::-1] if right else product.operands
             reader = _Reader(product.summed, whole)
             try:
-                if reader.leads_to_softmax(*weights):
-                    return reader.match(node, result, product, weights, values)
+                if quotient is not None:
+                    reader.begin_at(quotient)
+                elif not _leads_to_softmax(weights[0]):
+                    continue
+                return reader.match(node, result, product, weights, values)
             except Miss as miss:
                 missed = missed or miss
     if missed is not None and missed.reason:
         raise missed
     return None
+
+
+def _leads_to_softmax(node: Any) -> bool:
+    """Return whether a node is a softmax, or becomes one through dropout, casts and views."""
+    while isinstance(node, Node):
+        name = name_of(node)
+        if name in LAST_STEPS and softmax_of(node) is not None:
+            return True
+        if name not in _BETWEEN or not node.args:
+            return False
+        node = source_of(node)
+    return False
 
 
 class _Reader:
@@ -77,15 +96,22 @@ class _Reader:
             label.whole = True
         self.inner: list[Node] = []
         self.biases: list[Read] = []
-        self.masks: list[tuple[Read, bool]] = []
-        self.fills: list[float] = []
+        self.masks: list[Mask] = []
         self.zeroed: list[tuple[Any, bool]] = []
         self.dropout_p = self.softcap = 0.0
         self.features: tuple[Label, ...] = ()
+        self.softmax: Softmax | None = None
+        self.last: Node | None = None  # of the softmax
+        self.shifted = False  # the scores are those of the program but for a number that all keys have
+
+    def begin_at(self, quotient: Quotient) -> None:
+        """Begin at what normalizes the product with the values."""
+        self.softmax, self.last = quotient.softmax, quotient.exponentials
+        self.inner += quotient.inner
 
     def match(
         self, node: Node, result: Dims, product: Product, weights: tuple[Node, Dims], values: tuple[Node, Dims]
-    ) -> Match:
+    ) -> Attention:
         held = {label for dim in values[1] for label in dim}
         for dim in weights[1]:
             for label in dim:
@@ -97,44 +123,59 @@ class _Reader:
             raise Miss("unsupported option", node)
         self.inner += product.inner
         v = self.operand(*values)
-        scores, dims = self.weights(*weights)
-        q, k, scale = self.scores(scores, dims, 1.0)
-        empty = ""
-        hidden = [_polarity(mask.node, seen) for mask, seen in self.masks]
-        if self.zeroed and sorted(map(hash, self.zeroed)) != sorted(map(hash, hidden)):
-            raise Miss("unsupported option", node)  # weights that the others of a row don't make up for
-        if (self.masks or self.biases) and not self.zeroed:
-            empty = "mean" if self.fills and max(map(abs, self.fills)) < math.inf else "nan"
-        return Match(
-            node, result, q, k, v, self.keys, self.features, scale, self.softcap, self.dropout_p,
-            self.biases, self.masks, empty, self.inner,
+        softmax, dims = self.weights(*weights)
+        logs, inner = logs_of(softmax, dims)
+        self.inner += inner
+        q, k, scale = self.scores(softmax.scores, dims, 1.0)
+        if logs and self.shifted:
+            raise Miss("unsupported option", logs[0][0])
+        q, k = self.narrowed(q, k, dtype_of(v.node))
+        target, result = self.permuted(node, result, [log for log, *_ in logs])
+        return Attention(
+            target, result, q, k, v, self.keys, self.features, scale, self.softcap, self.dropout_p,
+            self.biases, self.masks, self.hidden(node), logs, self.inner,
         )  # fmt: skip
 
-    def leads_to_softmax(self, node: Any, dims: Dims) -> bool:
-        """Return whether a node is a softmax, or becomes one through dropout, casts and views."""
-        while isinstance(node, Node):
-            name = name_of(node)
-            if name in ("softmax", "_softmax") or (name in _BY_HAND and self._by_hand(node) is not None):
-                return True
-            if name not in _BETWEEN or not node.args:
-                return False
-            node = source_of(node)
-        return False
+    def hidden(self, node: Node) -> str:
+        """Return what the program has in rows without a key, as in :class:`Attention`."""
+        assert self.softmax is not None
+        if self.zeroed:
+            masks = [_polarity(mask.read.node, mask.seen) for mask in self.masks]
+            if sorted(map(hash, self.zeroed)) != sorted(map(hash, masks)):
+                raise Miss("unsupported option", node)  # weights that the others of a row don't make up for
+            return "zeros"
+        if not self.masks or min(mask.fill for mask in self.masks) == -math.inf:
+            return "nan"
+        if self.softmax.log is not None:
+            return "unknown"  # beside large numbers, the logarithm of how many keys there are is rounded away
+        return "nan" if self.softmax.total is not None and not self.softmax.largest else "mean"
+
+    def permuted(self, node: Node, dims: Dims, outputs: list[Node]) -> tuple[Node, Dims]:
+        """Follow permutations of the result: it is written in the order in which the program reads it."""
+        while len(node.users) == 1 and node not in outputs:
+            (user,) = node.users
+            order = permutation_of(user)
+            if order is None or source_of(user) is not node:
+                break
+            self.inner.append(node)
+            node, dims = user, tuple([dims[at] for at in order])
+        return node, dims
 
     # ---- from the weights to the scores
 
-    def weights(self, node: Any, dims: Dims) -> tuple[Node, Dims]:
-        """Return what the softmax is taken of."""
+    def weights(self, node: Node, dims: Dims) -> tuple[Softmax, Dims]:
+        """Return the softmax, and what indexes its scores."""
         while True:
             self.inner.append(node)
             name = name_of(node)
-            if name in ("softmax", "_softmax"):
-                axis = argument(node, 1, "dim")
-                return source_of(node), self._over_keys(node, dims, axis)
-            if name in _BY_HAND and (by_hand := self._by_hand(node)) is not None:
-                scores, axis, inner = by_hand
-                self.inner += inner
-                return scores, self._over_keys(node, dims, axis)
+            if self.last is None and name in LAST_STEPS and (found := softmax_of(node)) is not None:
+                self.softmax, self.last = found, node
+            if self.softmax is not None and node is self.last:
+                axis = self.softmax.axis
+                if not isinstance(axis, int) or expanded(dims[axis % len(dims)]) != self.keys:
+                    raise Miss("different loop order", node)
+                self.inner += self.softmax.inner
+                return self.softmax, dims
             if name == "dropout":
                 p, training = constant_of(argument(node, 1, "p", 0.5)), argument(node, 2, "training", True)
                 if p is None or training not in (True, False) or (p and self.dropout_p):
@@ -149,63 +190,6 @@ class _Reader:
             else:
                 node, dims = self._through(node, dims)
 
-    def _over_keys(self, node: Node, dims: Dims, axis: Any) -> Dims:
-        if not isinstance(axis, int) or expanded(dims[axis % len(dims)]) != self.keys:
-            raise Miss("different loop order", node)
-        return dims
-
-    def _by_hand(self, node: Node) -> tuple[Node, int, list[Node]] | None:
-        """Return the scores, the axis and the nodes of a softmax that is written with exponentials."""
-        if name_of(node) == "exp":  # exp(x - logsumexp(x))
-            difference = source_of(node)
-            if name_of(difference) == "log_softmax":
-                return source_of(difference), argument(difference, 1, "dim"), [difference]
-            if name_of(difference) != "sub" or name_of(argument(difference, 1, "other")) != "logsumexp":
-                return None
-            scores, log = source_of(difference), argument(difference, 1, "other")
-            keeps = argument(log, 2, "keepdim", False) is True
-            return (scores, _axis(log), [difference, log]) if source_of(log) is scores and keeps else None
-        weights, total = source_of(node), argument(node, 1, "other")
-        inverse = []
-        if name_of(node) == "mul":
-            if name_of(total) != "reciprocal":
-                return None
-            inverse, total = [total], source_of(total)
-        if name_of(weights) != "exp" or name_of(total) != "sum" or source_of(total) is not weights:
-            return None
-        axis, scores, inner = _axis(total), source_of(weights), [weights, total, *inverse]
-        if argument(total, 2, "keepdim", False) is not True or not isinstance(axis, int):
-            return None
-        if name_of(scores) == "sub":
-            taken = self._largest(argument(scores, 1, "other"), source_of(scores), axis)
-            if taken is not None:
-                inner += [scores, *taken]
-                scores = source_of(scores)
-        return scores, axis, inner
-
-    def _stabilizer(self, node: Node, dims: Dims) -> list[Node] | None:
-        """Return the nodes of what is subtracted from all scores of a row: their largest; ``None`` if it isn't."""
-        axes = [at for at, dim in enumerate(dims) if expanded(dim) == self.keys]
-        return self._largest(argument(node, 1, "other"), source_of(node), axes[0]) if axes else None
-
-    def _largest(self, node: Any, scores: Node, axis: int) -> list[Node] | None:
-        """Return the nodes that make up the largest of the scores along an axis, or ``None``."""
-        inner = [node]
-        if name_of(node) == "detach":
-            node = source_of(node)
-            inner.append(node)
-        if (name_of(node) == "getattr" and argument(node, 1, "") == "values") or (
-            name_of(node) == "getitem" and argument(node, 1, "") == 0
-        ):
-            node = source_of(node)
-            inner.append(node)
-        rank = len(shape_of(scores) or ())
-        if name_of(node) not in ("amax", "max") or source_of(node) is not scores or not rank:
-            return None
-        own = _axis(node)
-        keeps = argument(node, 2, "keepdim", False) is True
-        return inner if isinstance(own, int) and own % rank == axis % rank and keeps else None
-
     # ---- from the scores to the product of queries and keys
 
     def scores(self, node: Any, dims: Dims, factor: float) -> tuple[Read, Read, float]:
@@ -219,10 +203,11 @@ class _Reader:
             self.inner.append(node)
             name = name_of(node)
             if name in ("mul", "div", "mul_", "div_"):
-                node, number = _times_number(node, name)
+                node, number = self._scaled(node)
                 factor *= number
-            elif name == "sub" and (taken := self._stabilizer(node, dims)) is not None:
+            elif name == "sub" and (taken := self._stabilizer(node, dims)):
                 self.inner += taken
+                self.shifted = True
                 node = source_of(node)
             elif name in ("add", "add_", "sub", "sub_"):
                 return self._sum(node, name, dims, factor)
@@ -243,8 +228,10 @@ class _Reader:
             label.whole = True
         self.features = product.summed
         if product.addend is not None:
+            if self.softcap:
+                raise Miss("unsupported option", node)
             self._add(*product.addend, dims, factor, node)
-        one, other = self.operand(*product.left), self.operand(*product.right)
+        one, other = [self.operand(*each) for each in product.operands]
         scale = factor * product.factor * one.factor * other.factor
         on_left, on_right = self._has_keys(one), self._has_keys(other)
         if on_left == on_right:
@@ -262,6 +249,12 @@ class _Reader:
         sign = constant_of(argument(node, 2, "alpha", 1))
         if sign is None:
             raise Miss("unsupported option", node)
+        gated = gate_of(node)
+        if gated is not None and factor > 0:
+            scores, gate, fill, inner = gated
+            self.inner += inner
+            self._hide(gate, True, fill * factor, scores, dims, node)
+            return self.scores(scores, dims, factor)
         one, other = source_of(node), argument(node, 1, "other")
         ways = [(one, 1.0, other, -sign if name.startswith("sub") else sign)]
         if name == "add":
@@ -273,8 +266,10 @@ class _Reader:
                 own = broadcast(dims, scores) if isinstance(scores, Node) else None
                 if own is None or own != dims:
                     raise Miss("broadcast", node)
+                count = len(self.masks)
                 found = self.scores(scores, dims, factor * times)
-                self._add(bias, weight, dims, factor, node)
+                if self._add(bias, weight, dims, factor, node):
+                    self.masks[count:] = [mask._replace(biased=True) for mask in self.masks[count:]]
                 return found
             except Miss as miss:
                 missed = missed or miss
@@ -282,36 +277,58 @@ class _Reader:
         assert missed is not None
         raise missed
 
-    def _add(self, bias: Any, weight: float, dims: Dims, factor: float, node: Node) -> None:
+    def _add(self, bias: Any, weight: float, dims: Dims, factor: float, node: Node) -> bool:
+        """Note what is added to the scores; return whether it differs from key to key."""
         if constant_of(bias) is not None:
-            return  # the same for all keys
+            self.shifted = True
+            return False
         own = broadcast(dims, bias) if isinstance(bias, Node) else None
         dtype = dtype_of(bias)
         if own is None or dtype is None or not dtype.is_floating_point:
             raise Miss("broadcast", node)
         self.biases.append(Read(bias, own, weight * factor))
+        return True
 
     def _masked(self, node: Node, name: str, dims: Dims, factor: float) -> Any:
         """Note a mask; return the scores that it hides some of."""
-        if not factor > 0 or self.softcap:
-            raise Miss("unsupported option", node)
         if name == "where":
             mask, one, other = source_of(node), argument(node, 1, "input"), argument(node, 2, "other")
-            fill, seen = constant_of(other), True
-            scores = one
-            if fill is None:
-                fill, seen, scores = constant_of(one), False, other
+            filled, seen, scores = other, True, one
+            if filling_of(filled) is None:
+                filled, seen, scores = one, False, other
         else:
             scores, mask = source_of(node), argument(node, 1, "mask")
-            fill, seen = constant_of(argument(node, 2, "value")), False
-        own = broadcast(dims, mask) if isinstance(mask, Node) else None
-        if fill is None or fill * factor > _LARGE:
+            filled, seen = argument(node, 2, "value"), False
+        fill = filling_of(filled)
+        self.inner += made_like(filled)
+        if fill is None or not factor > 0:
             raise Miss("unsupported option", node)
-        if own is None or dtype_of(mask) != torch.bool or broadcast(dims, scores) != dims:
+        if dtype_of(mask) != torch.bool:
             raise Miss("broadcast", node)
-        self.masks.append((Read(mask, own), seen))
-        self.fills.append(fill)
+        self._hide(mask, seen, rounded(fill, dtype_of(node)) * factor, scores, dims, node)
         return scores
+
+    def _hide(self, mask: Any, seen: bool, fill: float, scores: Any, dims: Dims, node: Node) -> None:
+        """Note that some scores are ``fill`` in place of their own numbers."""
+        own = broadcast(dims, mask) if isinstance(mask, Node) else None
+        fill = rounded(fill, dtype_of(node))
+        if fill > _LARGE or self.softcap:
+            raise Miss("unsupported option", node)
+        if own is None or not isinstance(scores, Node) or broadcast(dims, scores) != dims:
+            raise Miss("broadcast", node)
+        self.masks.append(Mask(Read(mask, own), seen, fill))
+
+    def _scaled(self, node: Node) -> tuple[Node, float]:
+        scaled = times_number(node)
+        if scaled is None:
+            raise Miss("unsupported option", node)
+        return scaled
+
+    def _stabilizer(self, node: Node, dims: Dims) -> tuple[Node, ...]:
+        """Return the nodes of what is subtracted from all scores of a row, if it is their largest."""
+        axes = [at for at, dim in enumerate(dims) if expanded(dim) == self.keys]
+        plain = axes and not self.softcap and argument(node, 2, "alpha", 1) == 1
+        return largest_of(argument(node, 1, "other"), source_of(node), axes[0]) if plain else ()
 
     # ---- operands
 
@@ -324,20 +341,29 @@ class _Reader:
                 copies.append(node)
                 node, dims = seen
                 continue
-            if self.features and name_of(node) in ("mul", "div"):
-                try:
-                    scaled, number = _times_number(node, name_of(node))
-                except Miss:
-                    break
-                if shape_of(scaled) != shape_of(node) or dtype_of(scaled) != dtype_of(node):
-                    break
-                copies.append(node)
-                node, factor = scaled, factor * number
-                continue
-            break
+            scaled = times_number(node) if self.features and name_of(node) in ("mul", "div") else None
+            if scaled is None or shape_of(scaled[0]) != shape_of(node) or dtype_of(scaled[0]) != dtype_of(node):
+                break
+            copies.append(node)
+            node, factor = scaled[0], factor * scaled[1]
         if not isinstance(node, Node):
             raise Miss("unknown", self.inner[-1])
         return Read(node, dims, factor, tuple(copies))
+
+    def narrowed(self, q: Read, k: Read, dtype: torch.dtype | None) -> tuple[Read, Read]:
+        """Read queries and keys before they were converted to float32, where values are of that dtype.
+
+        Products are summed in float32 anyway.
+        """
+        found = []
+        for read in (q, k):
+            narrow = is_cast(read.node) and dtype_of(source_of(read.node)) == dtype
+            if not narrow or dtype not in (torch.float16, torch.bfloat16) or dtype_of(read.node) != torch.float32:
+                return q, k
+            before = self.operand(source_of(read.node), read.dims)
+            copies = (*read.copies, read.node, *before.copies)
+            found.append(Read(before.node, before.dims, read.factor * before.factor, copies))
+        return found[0], found[1]
 
     def _through(self, node: Any, dims: Dims) -> tuple[Node, Dims]:
         seen = seen_through(node, dims) if isinstance(node, Node) else None
@@ -347,11 +373,11 @@ class _Reader:
 
     def _state(self) -> tuple[Any, ...]:
         return (
-            list(self.inner), list(self.biases), list(self.masks), list(self.fills), self.softcap, self.features,
+            list(self.inner), list(self.biases), list(self.masks), self.softcap, self.features, self.shifted,
         )  # fmt: skip
 
     def _restore(self, state: tuple[Any, ...]) -> None:
-        self.inner, self.biases, self.masks, self.fills, self.softcap, self.features = state
+        self.inner, self.biases, self.masks, self.softcap, self.features, self.shifted = state
 
 
 def _polarity(mask: Any, seen: bool) -> tuple[Any, bool]:
@@ -359,27 +385,3 @@ def _polarity(mask: Any, seen: bool) -> tuple[Any, bool]:
     while name_of(mask) == "not":
         mask, seen = source_of(mask), not seen
     return mask, seen
-
-
-def _axis(node: Node) -> Any:
-    """Return the one axis that a reduction goes along."""
-    axis: Any = argument(node, 1, "dim")
-    return axis[0] if isinstance(axis, Sequence) and len(axis) == 1 else axis
-
-
-def _times_number(node: Node, name: str) -> tuple[Any, float]:
-    """Return what a product or a quotient with a number multiplies, and by what."""
-    one, other = source_of(node), argument(node, 1, "other")
-    if name.startswith("div") and argument(node, 2, "rounding_mode") is not None:
-        raise Miss("unsupported option", node)
-    number = constant_of(other)
-    if number is not None and isinstance(one, Node):
-        if name.startswith("div"):
-            if not number:
-                raise Miss("unsupported option", node)
-            return one, 1.0 / number
-        return one, number
-    number = constant_of(one)
-    if number is not None and isinstance(other, Node) and name.startswith("mul"):
-        return other, number
-    raise Miss("unsupported option", node)

@@ -24,8 +24,11 @@ def call_attention(
     sequence: tuple[str, str],
     axes: tuple[str, str],
     causal: str | bool,
+    window: tuple[int | None, int | None] | None,
+    alignment: str | None,
     numbers: tuple[float, float, float],
     empty: str,
+    return_lse: bool,
     dtype: torch.dtype,
 ) -> Any:
     """Call attention as a program spells it. There is a parameter for each argument that a graph's node may have.
@@ -36,21 +39,27 @@ def call_attention(
         pattern: of the operands and the result, a letter for each axis.
         sequence: the letters of queries and keys.
         axes: those of mask and bias.
-        causal: as in :func:`einops_fast.attention`.
+        causal, window, alignment, return_lse: as in :func:`einops_fast.attention`.
         numbers: scale, softcap and the probability that a weight is dropped.
         empty: what rows without a key hold: ``'nan'``, ``'mean'`` of all values, or ``''`` where there is none.
         dtype: of the result.
     """
     scale, softcap, dropout_p = numbers
-    options = Options(causal, None, None, softcap, scale, dropout_p, bool(empty))
+    options = Options(causal, alignment, window, softcap, scale, dropout_p, bool(empty) or return_lse)
     more = {name: None if array is None else (letters, array) for name, letters, array in
             (("mask", axes[0], mask), ("bias", axes[1], bias))}  # fmt: skip
     request, arrays = read_call((pattern, q, k, v), None, sequence, options, more)
     # While another compiler looks at the graph, tensors have no values, and nothing may be chosen by measurement.
     result = (attend_traced if is_traced() else attend)(request, arrays)
-    if not empty:
+    if not empty and not return_lse:
         return result.to(dtype)
     result, lse = result
+    result = (_with_empty_rows(result, lse, v, pattern, sequence[1], empty) if empty else result).to(dtype)
+    return (result, lse) if return_lse else result
+
+
+def _with_empty_rows(result: Any, lse: Any, v: Any, pattern: str, keys: str, empty: str) -> Any:
+    """Return the result with what a program has in rows without a key, where ours are zeros."""
     terms, _, output = pattern.partition(" -> ")
     of_q, of_k, of_v = [term.split() for term in terms.split(", ")]
     order = output.split()
@@ -58,11 +67,11 @@ def call_attention(
     features = next(axis for axis in reversed(of_v) if axis not in of_q and axis not in of_k)
     nobody = (lse == -torch.inf).unsqueeze(order.index(features))
     if empty == "nan":
-        return result.masked_fill(nobody, torch.nan).to(dtype)
-    mean = v.mean(of_v.index(sequence[1]))
-    left = [axis for axis in of_v if axis != sequence[1]]
+        return result.masked_fill(nobody, torch.nan)
+    mean = v.mean(of_v.index(keys))
+    left = [axis for axis in of_v if axis != keys]
     mean = mean.permute([left.index(axis) for axis in order if axis in left])
     for at, axis in enumerate(order):
         if axis not in left:
             mean = mean.unsqueeze(at)
-    return torch.where(nobody, mean.to(result.dtype), result).to(dtype)
+    return torch.where(nobody, mean.to(result.dtype), result)

@@ -8,28 +8,28 @@ from typing import Any, NamedTuple
 
 from torch.fx import Node
 
+from einops_fast.compiler.constants import constant_of
+from einops_fast.compiler.equations import read_einsum
 from einops_fast.compiler.nest import Dims, Label, expanded, fresh
-from einops_fast.compiler.nodes import argument, constant_of, expression, name_of, shape_of, source_of
+from einops_fast.compiler.nodes import argument, expression, name_of, shape_of, source_of
 from einops_fast.compiler.views import broadcast
-from einops_fast.errors import EinsumError
-from einops_fast.planning.notation import parse
+from einops_fast.planning.notation import Subscripts, parse
 
 __all__ = ["Product", "is_contraction", "product_of"]
 
 
 class Product(NamedTuple):
-    """A contraction of two tensors.
+    """A contraction of tensors.
 
     Attributes:
-        left, right: the operands, each with what indexes it.
+        operands: each with what indexes it.
         summed: the labels that are summed over.
         inner: nodes between the operands and the result.
         factor: what the sums are multiplied by.
         addend: a tensor that is added to them, if there is one, and what it is multiplied by.
     """
 
-    left: tuple[Node, Dims]
-    right: tuple[Node, Dims]
+    operands: tuple[tuple[Node, Dims], ...]
     summed: tuple[Label, ...]
     inner: tuple[Node, ...] = ()
     factor: float = 1.0
@@ -42,15 +42,16 @@ _MATRIX_PRODUCTS = ("matmul", "bmm", "mm")
 def is_contraction(node: Any) -> bool:
     """Return whether a node contracts two tensors."""
     name = name_of(node)
-    if name in _MATRIX_PRODUCTS or name == "baddbmm":
+    if name in _MATRIX_PRODUCTS or name in ("baddbmm", "tensordot"):
         return True
     if name == "einsum":
-        return len(_read_einsum(node)[1]) == 2
-    return name == "tensordot" or (name == "sum" and name_of(source_of(node) if node.args else None) == "mul")
+        read = read_einsum(node)
+        return read is not None and len(read[1]) == 2
+    return name == "sum" and name_of(source_of(node) if node.args else None) == "mul"
 
 
 def product_of(node: Node, dims: Dims) -> Product | None:
-    """Return how a node contracts two tensors, if its result is indexed by ``dims``; ``None`` if it doesn't."""
+    """Return how a node contracts tensors, if its result is indexed by ``dims``; ``None`` if it doesn't."""
     name = name_of(node)
     if name in _MATRIX_PRODUCTS:
         return _matrix_product(source_of(node), argument(node, 1, "other", argument(node, 1, "mat2")), dims)
@@ -62,7 +63,8 @@ def product_of(node: Node, dims: Dims) -> Product | None:
         # With beta=0 what is added is ignored, whatever it holds.
         return found._replace(factor=alpha, addend=(source_of(node), beta) if beta else None)
     if name == "einsum":
-        return _einsum(*_read_einsum(node), dims)
+        read = read_einsum(node)
+        return None if read is None else _einsum(*read, dims)
     if name == "tensordot":
         return _tensordot(node, dims)
     if name == "sum":
@@ -79,7 +81,7 @@ def _matrix_product(left: Any, right: Any, dims: Dims) -> Product | None:
     lead_one, lead_other = _batch(batch, one[:-2]), _batch(batch, other[:-2])
     if lead_one is None or lead_other is None:
         return None
-    return Product((left, (*lead_one, rows, shared)), (right, (*lead_other, shared, columns)), shared)
+    return Product(((left, (*lead_one, rows, shared)), (right, (*lead_other, shared, columns))), shared)
 
 
 def _batch(dims: Sequence[Any], shape: Sequence[Any]) -> list[Any] | None:
@@ -87,27 +89,6 @@ def _batch(dims: Sequence[Any], shape: Sequence[Any]) -> list[Any] | None:
         return None
     found = dims[len(dims) - len(shape) :]
     return [() if expression(size) == 1 else dim for dim, size in zip(found, shape, strict=True)]
-
-
-def _read_einsum(node: Node) -> tuple[str, Sequence[Any]]:
-    """Return the equation of an einsum and its operands; none if they aren't known."""
-    arguments = list(node.args)
-    if arguments and not isinstance(arguments[0], str) and len(arguments) > 1 and isinstance(arguments[1], str):
-        arguments[:2] = arguments[1::-1]  # our operator has the tensors first
-    if arguments and isinstance(arguments[0], str):
-        equation, operands = arguments[0], arguments[1:]
-        if operands and isinstance(operands[0], (tuple, list)):
-            operands = list(operands[0])
-    else:
-        equation, operands = _spelled(arguments[1::2]), arguments[: len(arguments) // 2 * 2 : 2]
-        if len(arguments) % 2:
-            equation += "->" + _spelled(arguments[-1:])
-    return (equation, operands) if all(isinstance(each, Node) for each in operands) else ("", ())
-
-
-def _spelled(terms: Sequence[Any]) -> str:
-    """Spell lists of numbers in letters."""
-    return ",".join(["".join(["..." if at is ... else ascii_letters[at] for at in term]) for term in terms])
 
 
 def _tensordot(node: Node, dims: Dims) -> Product | None:
@@ -124,19 +105,14 @@ def _tensordot(node: Node, dims: Dims) -> Product | None:
     others = [names[first[second.index(at)]] if at in second else next(letters) for at in range(len(other))]
     output = [*[name for at, name in enumerate(names) if at not in first],
               *[name for at, name in enumerate(others) if at not in second]]  # fmt: skip
-    return _einsum(f"{''.join(names)},{''.join(others)}->{''.join(output)}", (left, right), dims)
+    equation = f"{''.join(names)},{''.join(others)}->{''.join(output)}"
+    return _einsum(parse(equation, (len(one), len(other)), words=False), (left, right), dims)
 
 
-def _einsum(equation: str, operands: Sequence[Any], dims: Dims) -> Product | None:
+def _einsum(read: Subscripts, operands: Sequence[Any], dims: Dims) -> Product | None:
+    if len(operands) < 2:
+        return None
     shapes = [shape_of(each) for each in operands]
-    if len(operands) != 2 or None in shapes:
-        return None
-    try:
-        read = parse(equation, tuple([len(shape or ()) for shape in shapes]), words=False)
-    except EinsumError:
-        return None
-    if any(len(set(labels)) < len(labels) for labels in read.inputs):
-        return None
     index = dict(zip(read.output, dims, strict=True))
     sizes: dict[str, Any] = {}
     for labels, shape in zip(read.inputs, shapes, strict=True):
@@ -154,9 +130,9 @@ def _einsum(equation: str, operands: Sequence[Any], dims: Dims) -> Product | Non
         found.append((operand, tuple(own)))
     # A label of one operand alone is a sum of its own.
     held = [{label for dim in own for label in dim} for _, own in found]
-    if any(label not in held[0] or label not in held[1] for label in summed):
+    if any(sum(label in each for each in held) < 2 for label in summed):
         return None
-    return Product(found[0], found[1], tuple(summed))
+    return Product(tuple(found), tuple(summed))
 
 
 def _sum_of_products(node: Node, dims: Dims) -> Product | None:
@@ -177,4 +153,4 @@ def _sum_of_products(node: Node, dims: Dims) -> Product | None:
         return None
     if any(shared[0] not in [label for dim in each for label in expanded(dim)] for each in (one, other)):
         return None
-    return Product((left, one), (right, other), shared, (multiplied,))
+    return Product(((left, one), (right, other)), shared, (multiplied,))

@@ -1,22 +1,22 @@
-"""What a match is: an attention as it was found in a graph, or why one can't be fused."""
+"""What a rewrite finds in a graph, or why it can't be done."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
 
-from torch.fx import Node
+from torch.fx import Graph, Node
 
-from einops_fast.compiler.nest import Dims, Label
+from einops_fast.compiler.nest import Dims
 
-__all__ = ["Match", "Miss", "Read"]
+__all__ = ["Inserted", "Match", "Miss", "Read"]
 
 
 class Miss(Exception):
     """Why something isn't fused.
 
     Attributes:
-        reason: of :data:`einops_fast.compiler.report.REASONS`.
+        reason: of :data:`einops_fast.compiler.report.REASONS`; empty where it needn't be told.
         node: where that is.
     """
 
@@ -41,41 +41,48 @@ class Read(NamedTuple):
     copies: tuple[Node, ...] = ()
 
 
-@dataclass
-class Match:
-    """One attention as it was found.
+class Inserted(NamedTuple):
+    """What was put into a graph for a match.
 
     Attributes:
-        node: the product with the values.
-        result: what indexes it.
-        q, k, v: the operands, as they lie in memory.
-        keys: the label that is summed over.
-        features: the label that q and k are multiplied along.
-        scale: of the products of q and k.
-        softcap: as in :func:`einops_fast.attention`.
-        dropout_p: of the weights.
-        biases: what is added to the scores.
-        masks: what hides keys; each with whether True stands for a key that is seen.
-        empty: what the program has in rows without a key: ``'nan'``, ``'mean'``, or nothing where that can't be.
-        inner: nodes between the operands and the result; they may have no other use.
+        results: for each node of the match that others use, the node that takes its place.
+        pattern: the call, for the report.
+        sizes: extent of each axis of the pattern; of one that changes, its symbol.
+        saved: bytes that needn't be written and read any more; ``None`` if that isn't known.
     """
 
-    node: Node
-    result: Dims
-    q: Read
-    k: Read
-    v: Read
-    keys: tuple[Label, ...]
-    features: tuple[Label, ...]
-    scale: float
-    softcap: float
-    dropout_p: float
-    biases: list[Read]
-    masks: list[tuple[Read, bool]]
-    empty: str
-    inner: list[Node] = field(default_factory=list)
+    results: Mapping[Node, Node]
+    pattern: str
+    sizes: Mapping[str, int | str]
+    saved: int | None = None
+
+
+class Match(Protocol):
+    """A part of a graph that something else can stand for."""
 
     @property
-    def reads(self) -> list[Read]:
-        """All tensors that are read."""
-        return [self.q, self.k, self.v, *self.biases, *[mask for mask, _ in self.masks]]
+    def what(self) -> str:
+        """What it is, for the report."""
+
+    @property
+    def node(self) -> Node:
+        """Its last node."""
+
+    @property
+    def outputs(self) -> Sequence[Node]:
+        """Nodes that others may use, in the order of the graph."""
+
+    @property
+    def inner(self) -> Sequence[Node]:
+        """Nodes between operands and outputs; they may have no other use."""
+
+    @property
+    def reads(self) -> Sequence[Read]:
+        """The tensors that are read."""
+
+    def insert(self, graph: Graph) -> Inserted:
+        """Put in what stands for it, where the graph is inserting.
+
+        Raises:
+            Miss: that can't be done after all.
+        """

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.fx import Node
 
-__all__ = ["argument", "constant_of", "dtype_of", "mutates", "name_of", "same_size", "shape_of", "source_of"]
+__all__ = ["argument", "dtype_of", "expression", "name_of", "same_size", "shape_of", "source_of"]
 
 _ALIASES = {
     "truediv": "div", "true_divide": "div", "divide": "div", "multiply": "mul", "subtract": "sub", "negative": "neg",
     "swapaxes": "transpose", "swapdims": "transpose", "moveaxis": "movedim", "view": "reshape", "view_as": "reshape_as",
     "iadd": "add_", "isub": "sub_", "imul": "mul_", "itruediv": "div_", "invert": "not", "bitwise_not": "not",
-    "logical_not": "not", "special_softmax": "softmax",
+    "logical_not": "not", "special_softmax": "softmax", "greater_equal": "ge", "greater": "gt", "less_equal": "le",
+    "less": "lt", "not_equal": "ne", "and_": "and", "or_": "or", "bitwise_and": "and", "logical_and": "and",
+    "bitwise_or": "or", "logical_or": "or", "iand": "logical_and_", "ior": "logical_or_",
 }  # fmt: skip
 """Names that functions of torch, methods of its tensors and operators of Python have for the same."""
-
-_OF_NUMBERS: dict[str, Callable[[float], float]] = {
-    "neg": lambda number: -number,
-    "sqrt": math.sqrt,
-    "rsqrt": lambda number: number**-0.5,
-    "reciprocal": lambda number: 1 / number,
-}
 
 _OWN = ("torch", "_operator", "operator", "math", "builtins")
 """Modules whose functions have the names that they are known by here."""
@@ -52,31 +46,14 @@ def name_of(node: Any) -> str:
     return _ALIASES.get(name, name)
 
 
-def mutates(node: Node) -> bool:
-    """Return whether a node writes into one of its arguments."""
-    if node.op not in ("call_function", "call_method"):
-        return False
-    if isinstance(node.target, torch._ops.OpOverload):
-        library, name, overload = str(node.target).split(".")
-        # Operators of others may do so, whatever they are called.
-        return library not in ("aten", "einops_fast") or name.endswith("_") or "out" in overload
-    if node.kwargs.get("out") is not None or node.kwargs.get("inplace") is True:
-        return True
-    name = name_of(node)
-    if name == "setitem" or (name.endswith("_") and not name.endswith("__")):
-        return True
-    place = {"dropout": 3, "relu": 1, "silu": 1}.get(name)  # of the argument that says so
-    return place is not None and argument(node, place, "inplace", False) is True
-
-
-def argument(node: Node, at: int, name: str, default: Any = None) -> Any:
+def argument(node: Any, at: int, name: str, default: Any = None) -> Any:
     """Return an argument, given by position or by name."""
     if at < len(node.args):
         return node.args[at]
     return node.kwargs.get(name, default)
 
 
-def source_of(node: Node) -> Any:
+def source_of(node: Any) -> Any:
     """Return what a node takes first."""
     return argument(node, 0, "input")
 
@@ -95,24 +72,6 @@ def dtype_of(node: Any) -> torch.dtype | None:
     """Return the dtype of a node's tensor."""
     value = _example(node)
     return value.dtype if isinstance(value, torch.Tensor) else None
-
-
-def constant_of(value: Any) -> float | None:
-    """Return a number, also where it is spelled as a tensor without axes; ``None`` if it isn't known."""
-    if isinstance(value, (bool, int, float)):
-        return float(value)
-    name = name_of(value)
-    if name in ("tensor", "scalar_tensor"):
-        return constant_of(argument(value, 0, "data"))
-    if name == "full" and shape_of(value) == ():
-        return constant_of(argument(value, 1, "fill_value"))
-    if name in ("to", "type_as", "type", "float", "half", "bfloat16", "double") and shape_of(value) == ():
-        return constant_of(source_of(value))
-    function = _OF_NUMBERS.get(name)
-    if function is not None and shape_of(value) == ():
-        found = constant_of(source_of(value))
-        return function(found) if found is not None and (found > 0 or name == "neg") else None
-    return None
 
 
 def same_size(one: Any, other: Any) -> bool:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.fx import Node
 
+from einops_fast.compiler.equations import read_einsum
 from einops_fast.compiler.nest import Dims, expanded, regrouped
 from einops_fast.compiler.nodes import argument, dtype_of, expression, name_of, same_size, shape_of, source_of
-from einops_fast.errors import EinsumError
-from einops_fast.planning.notation import parse
 
-__all__ = ["broadcast", "is_cast", "permutation_of", "seen_through"]
+__all__ = ["broadcast", "followed", "is_cast", "permutation_of", "seen_through"]
 
 _SAME = ("contiguous", "clone", "alias")
 _CASTS = ("to", "type_as", "type", "float", "half", "bfloat16", "double")
@@ -59,8 +59,10 @@ def seen_through(node: Node, dims: Dims) -> tuple[Node, Dims] | None:
     source = source_of(node) if node.args else None
     if name == "cat":
         return _of_copies(node, dims)
+    if name == "einsum":
+        return _of_einsum(node, dims)
     if not isinstance(source, Node):
-        return _of_einsum(node, dims) if name == "einsum" else None
+        return None
     shape = shape_of(source)
     if shape is None or shape_of(node) is None:
         return None
@@ -92,6 +94,29 @@ def seen_through(node: Node, dims: Dims) -> tuple[Node, Dims] | None:
         return None if found is None else (source, found)
     if name == "getitem":
         return _indexed(node, source, dims)
+    return None
+
+
+def followed(
+    node: Any, dims: Dims, wanted: Callable[[Node], bool], casts: bool = True
+) -> tuple[Node, Dims, list[Node]] | None:
+    """Follow views, and casts if those don't matter, to a node that is ``wanted``.
+
+    Returns:
+        That node, what indexes it, and the nodes on the way; ``None`` if the way ends before.
+    """
+    way: list[Node] = []
+    while isinstance(node, Node):
+        if wanted(node):
+            return node, dims, way
+        way.append(node)
+        if casts and is_cast(node):
+            node = source_of(node)
+            continue
+        seen = seen_through(node, dims)
+        if seen is None:
+            return None
+        node, dims = seen
     return None
 
 
@@ -200,17 +225,11 @@ def _indexed(node: Node, source: Node, dims: Dims) -> tuple[Node, Dims] | None:
 
 def _of_einsum(node: Node, dims: Dims) -> tuple[Node, Dims] | None:
     """Look through an einsum of one operand that permutes its axes."""
-    operands: Any = node.args[1:]
-    if len(operands) == 1 and isinstance(operands[0], (tuple, list)):
-        operands = operands[0]
-    if len(operands) != 1 or not isinstance(operands[0], Node) or not isinstance(source_of(node), str):
+    read = read_einsum(node)
+    if read is None or len(read[1]) != 1:
         return None
-    shape = shape_of(operands[0])
-    try:
-        read = parse(source_of(node), (len(shape or ()),), words=False)
-    except EinsumError:
+    subscripts, (operand,) = read
+    labels, output = subscripts.inputs[0], subscripts.output
+    if sorted(labels) != sorted(output):
         return None
-    labels = read.inputs[0]
-    if sorted(labels) != sorted(read.output) or len(set(labels)) != len(labels):
-        return None
-    return operands[0], tuple([dims[read.output.index(label)] for label in labels])
+    return operand, tuple([dims[output.index(label)] for label in labels])

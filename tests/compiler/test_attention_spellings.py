@@ -8,6 +8,9 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
+import attention_masks  # noqa: E402, F401
+import attention_softmaxes  # noqa: E402, F401
+from attention_disturbed import DISTURBED  # noqa: E402
 from attention_look_alikes import LOOK_ALIKES  # noqa: E402
 from attention_spellings import SPELLINGS, Mask, Spelling  # noqa: E402
 
@@ -93,3 +96,14 @@ def test_a_look_alike_is_left_alone(name: str) -> None:
     log = check(spelling)
     assert not log.fused, str(log)
     assert {each.reason for each in log.missed} == ({reason} if reason else set()), str(log)
+
+
+@pytest.mark.parametrize("name", DISTURBED)
+def test_a_disturbed_spelling_is_left_alone(name: str) -> None:
+    log = check(DISTURBED[name])
+    assert not log.fused, str(log)
+    assert "unknown" not in [each.reason for each in log.missed], str(log)
+
+
+def test_there_are_as_many_programs_to_leave_alone_as_to_fuse() -> None:
+    assert len(LOOK_ALIKES) + len(DISTURBED) >= len(SPELLINGS)

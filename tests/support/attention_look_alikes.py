@@ -154,6 +154,81 @@ def a_negative_softcap(q, k, v):
     return (-2 * torch.tanh(q @ k.mT)).softmax(-1) @ v
 
 
+@look_alike("unsupported option", *HEADS_FIRST, (B * H, M, N))
+def a_bias_of_a_product_within_the_softcap(q, k, v, bias):
+    q, k, v = (each.flatten(0, 1) for each in (q, k, v))
+    return (2 * torch.tanh(torch.baddbmm(bias, q, k.mT))).softmax(-1) @ v
+
+
+@look_alike("unsupported option", *HEADS_FIRST)
+def stabilized_scores_within_the_softcap(q, k, v):
+    scores = q @ k.mT
+    return (2 * torch.tanh(scores - scores.amax(-1, keepdim=True))).softmax(-1) @ v
+
+
+@look_alike("unsupported option", *SQUARE, Mask((B, 1, 1, M)))
+def padding_that_hides_less_than_the_causal_mask(q, k, v, mask):
+    """A query that sees keys of padding alone sees them still."""
+    scores = (q @ k.mT).masked_fill(mask, -1e9)
+    return scores.masked_fill(torch.ones(M, M).triu(1).bool(), float("-inf")).softmax(-1) @ v
+
+
+@look_alike("unsupported option", *HEADS_FIRST, Mask((B, 1, M, N)), (H, M, N))
+def a_bias_of_scores_that_are_hidden_by_little(q, k, v, mask, bias):
+    return ((q @ k.mT).masked_fill(mask, -1e4) + bias * 100).softmax(-1) @ v
+
+
+@look_alike("unsupported option", *HEADS_FIRST, Mask((B, 1, M, N)))
+def a_logarithm_of_large_numbers(q, k, v, mask):
+    scores = (q @ k.mT).masked_fill(~mask, -1e9)
+    return scores.softmax(-1) @ v, scores.logsumexp(-1)
+
+
+@look_alike("unsupported option", *HEADS_FIRST)
+def a_logarithm_of_shifted_scores(q, k, v):
+    scores = q @ k.mT + 2.0
+    return scores.softmax(-1) @ v, scores.logsumexp(-1)
+
+
+@look_alike("value used elsewhere", *HEADS_FIRST)
+def a_logarithm_over_all_rows(q, k, v):
+    scores = q @ k.mT
+    return scores.softmax(-1) @ v, scores.logsumexp((-1, -2))
+
+
+@look_alike("value used elsewhere", *SQUARE)
+def a_logarithm_over_the_queries(q, k, v):
+    scores = q @ k.mT
+    return scores.softmax(-1) @ v, scores.logsumexp(-2)
+
+
+@look_alike("value used elsewhere", (M, D), (N, D), (N, E))
+def a_logarithm_that_broadcasts(q, k, v):
+    scores = q @ k.mT
+    largest = scores.amax(-1, keepdim=True)
+    weights = torch.exp(scores - largest)
+    total = weights.sum(-1, keepdim=True)
+    return (weights @ v) / total, torch.log(total) + largest.squeeze(-1)
+
+
+@look_alike("unsupported option", *SQUARE, (M, M))
+def a_gate_of_any_number(q, k, v, gate):
+    return ((q @ k.mT) * gate - 1e10 * (1 - gate)).softmax(-1) @ v * 0 + v
+
+
+@look_alike("unsupported option", *SQUARE)
+def a_gate_that_lets_little_through(q, k, v):
+    gate = torch.ones(M, M).tril()
+    return ((q @ k.mT) * gate - 3.0 * (1 - gate)).softmax(-1) @ v
+
+
+@look_alike("unsupported option", *SQUARE)
+def a_gate_that_was_written_to(q, k, v):
+    gate = torch.ones(M, M).tril()
+    gate[0, 3] = 0.5
+    return ((q @ k.mT) * gate - 1e10 * (1 - gate)).softmax(-1) @ v
+
+
 @look_alike("dtype", *HEADS_FIRST)
 def values_of_another_dtype(q, k, v):
     return (q @ k.mT).double().softmax(-1) @ v.double()

@@ -1,0 +1,235 @@
+"""An attention that was found in a graph, and the call that is put in for it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from operator import getitem
+from typing import Any, NamedTuple
+
+import torch
+from torch.fx import Graph, Node
+
+from einops_fast.compiler.calls import call_attention
+from einops_fast.compiler.layout import Layout, labels_of, number
+from einops_fast.compiler.masks import Band, band_of
+from einops_fast.compiler.match import Inserted, Miss, Read
+from einops_fast.compiler.nest import Dims, Label, expanded
+from einops_fast.compiler.nodes import dtype_of
+from einops_fast.compiler.safety import check_dtypes
+
+__all__ = ["Attention", "Mask"]
+
+_ABSORBS = -1e9
+"""A number beside which scores and biases are rounded away."""
+
+
+class Mask(NamedTuple):
+    """A mask of scores.
+
+    Attributes:
+        read: the tensor; one that isn't boolean is made of zeros and ones.
+        seen: whether True stands for a key that is seen.
+        fill: what is in the place of the scores of the other keys.
+        biased: whether something is added to that.
+    """
+
+    read: Read
+    seen: bool
+    fill: float
+    biased: bool = False
+
+
+@dataclass
+class Attention:
+    """One attention as it was found.
+
+    Attributes:
+        node: the product with the values, or what normalizes that.
+        result: what indexes it.
+        q, k, v: the operands, as they lie in memory.
+        keys: the label that is summed over.
+        features: the label that q and k are multiplied along.
+        scale: of the products of q and k.
+        softcap: as in :func:`einops_fast.attention`.
+        dropout_p: of the weights.
+        biases: what is added to the scores.
+        masks: what hides keys.
+        hidden: what the program has in rows without a key: ``'mean'`` of all values where they are hidden by a large
+            number, ``'nan'``, ``'zeros'``, or ``'unknown'``.
+        logs: nodes that are the log-sum-exp of the scores, each with what indexes it, and whether it is NaN where all
+            scores are ``-inf``.
+        inner: nodes between the operands and the result; they may have no other use.
+    """
+
+    node: Node
+    result: Dims
+    q: Read
+    k: Read
+    v: Read
+    keys: tuple[Label, ...]
+    features: tuple[Label, ...]
+    scale: float
+    softcap: float
+    dropout_p: float
+    biases: list[Read]
+    masks: list[Mask]
+    hidden: str
+    logs: list[tuple[Node, Dims, bool]] = field(default_factory=list)
+    inner: list[Node] = field(default_factory=list)
+
+    what = "attention"
+
+    @property
+    def outputs(self) -> list[Node]:
+        return [self.node, *[log for log, *_ in self.logs]]
+
+    @property
+    def reads(self) -> list[Read]:
+        return [self.q, self.k, self.v, *self.biases, *[mask.read for mask in self.masks]]
+
+    def insert(self, graph: Graph) -> Inserted:
+        """Put in the call."""
+        check_dtypes(graph, (self.q, self.k, self.v), self.node)
+        layout = Layout(graph, self.reads)
+        queries = self._queries()
+        if len(self.keys) != 1 or len(self.features) != 1:
+            raise Miss("unsupported option", self.node)
+        keys = self.keys[0]
+        band, masks, biases = self._band(queries, keys)
+        operands = [layout.laid_out(read) for read in (self.q, self.k, self.v)]
+        order = labels_of(self.result)
+        pattern = ", ".join([layout.spelled(labels) for _, labels in operands]) + f" -> {layout.spelled(order)}"
+        # Mask and bias are read where the scores lie, whatever else the result has.
+        mask, mask_labels = layout.joined([self._mask(layout, each) for each in masks], torch.logical_and)
+        bias, bias_labels = layout.joined([self._bias(layout, each) for each in biases], torch.add)
+        causal: str | bool = band.alignment if band is not None and band.after == 0 else False
+        window = None if band is None else (band.before, None if causal else band.after)
+        call = graph.call_function(
+            call_attention,
+            (*[node for node, _ in operands], mask, bias),
+            {
+                "pattern": pattern,
+                "sequence": (layout.name(queries) if queries is not None else "", layout.name(keys)),
+                "axes": (layout.spelled(mask_labels), layout.spelled(bias_labels)),
+                "causal": causal,
+                "window": None if window == (None, None) else window,
+                "alignment": None if band is None else band.alignment,
+                "numbers": (self.scale, self.softcap, self.dropout_p),
+                "empty": self._empty(band, masks, biases, queries, keys),
+                "return_lse": bool(self.logs),
+                "dtype": dtype_of(self.node),
+            },
+        )
+        results = {self.node: call}
+        if self.logs:
+            results = {self.node: graph.call_function(getitem, (call, 0))}
+            results |= self._logs(layout, graph.call_function(getitem, (call, 1)), self._rows(order))
+        results[self.node] = layout.folded(results[self.node], self.result)
+        return Inserted(results, pattern, layout.sizes(), self._saved(layout))
+
+    def _logs(self, layout: Layout, lse: Node, labels: list[Label]) -> dict[Node, Node]:
+        """Put in what stands for each node that is a log-sum-exp."""
+        results, graph = {}, layout.graph
+        for log, dims, undefined in self.logs:
+            wanted = labels_of(dims)
+            if set(wanted) != set(labels):
+                raise Miss("broadcast", log)
+            node = graph.call_method("to", (layout.permuted(lse, labels, wanted), dtype_of(log)))
+            if undefined:
+                node = graph.call_method("masked_fill", (node, graph.call_function(torch.isneginf, (node,)), math.nan))
+            results[log] = layout.folded(node, dims)
+        return results
+
+    def _rows(self, order: list[Label]) -> list[Label]:
+        """Return the labels of the result without that of the features of values."""
+        held = {*labels_of(self.q.dims), *labels_of(self.k.dims)}
+        features = [label for label in labels_of(self.v.dims) if label not in held and label in order]
+        return [label for label in order if not features or label is not features[-1]]
+
+    def _queries(self) -> Label | None:
+        """Return the label of the queries: one that only q and the result have, the longest of several."""
+        held = [set(labels_of(read.dims)) for read in (self.q, self.k, self.v)]
+        result = labels_of(self.result)
+        own = [label for label in result if label in held[0] and label not in held[1] and label not in held[2]]
+        if any(label not in held[0] | held[1] | held[2] for label in result):
+            raise Miss("broadcast", self.node)
+        if len(own) > 2:
+            raise Miss("unsupported option", self.node)
+        beside = [*self.biases, *[mask.read for mask in self.masks]]
+        in_masks = {label for read in beside for dim in read.dims for label in dim}
+        own.sort(key=lambda label: (label in in_masks, number(label.size) if label.size.is_Integer else 1 << 30))
+        return own[-1] if own else None
+
+    # ---- masks
+
+    def _band(self, queries: Label | None, keys: Label) -> tuple[Band | None, list[Mask], list[Read]]:
+        """Return the keys that masks and biases show which are made in the graph, and the other masks and biases."""
+        square = queries is not None and bool(queries.size == keys.size)
+        band: Band | None = None
+        masks, biases, fills = [], [], []
+        for mask in self.masks:
+            found = self._band_of(mask.read, mask.seen, queries, keys)
+            both = found if band is None or found is None else band.meets(found, square)
+            band = both or band
+            if both is None:
+                masks.append(mask)
+            if found is None or found[:2] != (None, None):
+                fills.append(mask.fill)
+        for bias in self.biases:
+            found = self._band_of(bias, None, queries, keys) if bias.factor > 0 else None
+            both = found if band is None or found is None else band.meets(found, square)
+            band = both or band
+            if both is None:
+                biases.append(bias)
+            elif found is not None and found.fill:
+                fills.append(found.fill * bias.factor)
+        self._check_fills(fills)
+        return band, masks, biases
+
+    def _band_of(self, read: Read, seen: bool | None, queries: Label | None, keys: Label) -> Band | None:
+        dims = [expanded(dim) for dim in read.dims]
+        if dims.count((keys,)) != 1 or queries is None or dims.count((queries,)) != 1:
+            return None
+        return band_of(read.node, (dims.index((queries,)), dims.index((keys,))), seen)
+
+    def _check_fills(self, fills: list[float]) -> None:
+        """Raise where keys that are hidden by one number and by another differ: then they aren't all alike."""
+        apart = len(set(fills)) > 1 and (max(fills) > _ABSORBS or min(fills) == -math.inf)
+        if self.hidden != "zeros" and (apart or any(mask.biased and mask.fill > _ABSORBS for mask in self.masks)):
+            raise Miss("unsupported option", self.node)
+
+    def _empty(
+        self, band: Band | None, masks: list[Mask], biases: list[Read], queries: Label | None, keys: Label
+    ) -> str:
+        """Return what rows without a key hold; ``''`` where there are none, or they hold zeros as ours do."""
+        extents = 1 if queries is None else queries.size, keys.size
+        if not masks and not biases and (band is None or band.shows_each_query_a_key(*extents)):
+            return ""
+        if self.hidden == "unknown" or (self.logs and self.hidden != "nan"):
+            raise Miss("unsupported option", self.node)
+        return "" if self.hidden == "zeros" else self.hidden
+
+    @staticmethod
+    def _mask(layout: Layout, mask: Mask) -> tuple[Node, list[Label]]:
+        node, labels = layout.laid_out(mask.read)
+        if dtype_of(mask.read.node) != torch.bool:
+            node = layout.graph.call_function(torch.ne if mask.seen else torch.eq, (node, 0))
+        elif not mask.seen:
+            node = layout.graph.call_function(torch.logical_not, (node,))
+        return node, labels
+
+    @staticmethod
+    def _bias(layout: Layout, read: Read) -> tuple[Node, list[Label]]:
+        node, labels = layout.laid_out(read)
+        return (layout.graph.call_function(torch.mul, (node, read.factor)) if read.factor != 1 else node), labels
+
+    def _saved(self, layout: Layout) -> int | None:
+        """Return the bytes of scores and weights that are written and read once each."""
+        scores = {*labels_of(self.q.dims), *labels_of(self.k.dims)}
+        size: Any = 1
+        for label in layout.names:
+            if label in scores and label not in self.features:
+                size = size * label.size
+        dtype = dtype_of(self.node)
+        return 4 * int(size) * (dtype.itemsize if dtype is not None else 4) if size == 1 or size.is_Integer else None

@@ -1,0 +1,190 @@
+"""A softmax: torch's by name, or written out with exponentials; and its log-sum-exp, if a program uses that too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from torch.fx import Node
+
+from einops_fast.compiler.nest import Dims
+from einops_fast.compiler.nodes import argument, name_of, shape_of, source_of
+from einops_fast.compiler.views import broadcast, followed
+
+__all__ = ["LAST_STEPS", "Softmax", "axis_of", "exponential_of", "inverse_of", "largest_of", "logs_of", "softmax_of"]
+
+LAST_STEPS = ("softmax", "_softmax", "div", "mul", "exp")
+"""Functions that a softmax may end with."""
+
+
+class Softmax(NamedTuple):
+    """A softmax as it was found.
+
+    Attributes:
+        scores: the tensor that it is taken of.
+        axis: along which.
+        inner: nodes between the scores and the result, without the latter.
+        total: the sum of exponentials, and ``largest`` what was subtracted from the scores before, where it is written
+            out.
+        log: the log-sum-exp by which it is written out.
+    """
+
+    scores: Node
+    axis: Any
+    inner: tuple[Node, ...] = ()
+    total: Node | None = None
+    largest: tuple[Node, ...] = ()
+    log: Node | None = None
+
+
+def softmax_of(node: Node) -> Softmax | None:
+    """Return the softmax that a node is; ``None`` if it is none."""
+    name = name_of(node)
+    if name in ("softmax", "_softmax"):
+        return Softmax(source_of(node), argument(node, 1, "dim"))
+    if name == "exp":
+        return _by_logs(source_of(node))
+    inverse = inverse_of(node)
+    if inverse is None:
+        return None
+    weights, total, inner = inverse
+    if name_of(total) != "sum" or source_of(total) is not weights or argument(total, 2, "keepdim", False) is not True:
+        return None
+    return exponential_of(weights, axis_of(total), total, inner)
+
+
+def _by_logs(difference: Any) -> Softmax | None:
+    """Return the softmax of which a node is the logarithm."""
+    if name_of(difference) == "log_softmax":
+        return Softmax(source_of(difference), argument(difference, 1, "dim"), (difference,))
+    log: Any = argument(difference, 1, "other") if name_of(difference) == "sub" else None
+    if name_of(log) != "logsumexp" or argument(difference, 2, "alpha", 1) != 1:
+        return None
+    if source_of(log) is not source_of(difference) or argument(log, 2, "keepdim", False) is not True:
+        return None
+    return Softmax(source_of(log), axis_of(log), (difference, log), log=log)
+
+
+def inverse_of(node: Node) -> tuple[Node, Node, tuple[Node, ...]] | None:
+    """Return what a node divides, by what, and the nodes between."""
+    one, other = source_of(node) if node.args else None, argument(node, 1, "other")
+    if name_of(node) == "div" and argument(node, 2, "rounding_mode") is None:
+        return (one, other, ()) if isinstance(one, Node) and isinstance(other, Node) else None
+    if name_of(node) == "mul":
+        for product, inverse in ((one, other), (other, one)):
+            total = _inverted(inverse)
+            if isinstance(product, Node) and isinstance(inverse, Node) and isinstance(total, Node):
+                return product, total, (inverse,)
+    return None
+
+
+def _inverted(node: Any) -> Any:
+    """Return what a node is the reciprocal of, if it is one."""
+    if name_of(node) == "reciprocal":
+        return source_of(node)
+    plain = name_of(node) == "div" and argument(node, 2, "rounding_mode") is None
+    return argument(node, 1, "other") if plain and source_of(node) == 1 else None
+
+
+def exponential_of(weights: Any, axis: Any, total: Node, inner: tuple[Node, ...] = ()) -> Softmax | None:
+    """Return the softmax that exponentials become when they are divided by their sum along an axis."""
+    if name_of(weights) != "exp" or not isinstance(axis, int):
+        return None
+    scores = source_of(weights)
+    inner = (weights, total, *inner)
+    if name_of(scores) == "sub" and argument(scores, 2, "alpha", 1) == 1:
+        taken = largest_of(argument(scores, 1, "other"), source_of(scores), axis)
+        if taken:
+            return Softmax(source_of(scores), axis, (*inner, scores, *taken), total, taken)
+    return Softmax(scores, axis, inner, total) if isinstance(scores, Node) else None
+
+
+def largest_of(node: Any, scores: Any, axis: int) -> tuple[Node, ...]:
+    """Return the nodes that make up the largest of the scores along an axis, the last of them first, or none."""
+    inner = [node]
+    if name_of(node) == "detach":
+        node = source_of(node)
+        inner.append(node)
+    if (name_of(node) == "getattr" and argument(node, 1, "") == "values") or (
+        name_of(node) == "getitem" and argument(node, 1, "") == 0
+    ):
+        node = source_of(node)
+        inner.append(node)
+    rank = len(shape_of(scores) or ())
+    if name_of(node) not in ("amax", "max") or source_of(node) is not scores or not rank:
+        return ()
+    own, keeps = axis_of(node), argument(node, 2, "keepdim", False) is True
+    return tuple(inner) if isinstance(own, int) and own % rank == axis % rank and keeps else ()
+
+
+def axis_of(node: Node) -> Any:
+    """Return the one axis that a reduction goes along."""
+    axis: Any = argument(node, 1, "dim")
+    return axis[0] if isinstance(axis, Sequence) and len(axis) == 1 else axis
+
+
+def logs_of(softmax: Softmax, dims: Dims) -> tuple[list[tuple[Node, Dims, bool]], list[Node]]:
+    """Return log-sum-exps of the scores that a program uses, and the nodes between these and the softmax.
+
+    Each has what indexes it, if ``dims`` index the scores, and whether it is NaN where all scores are ``-inf``.
+    """
+    axis = softmax.axis % len(dims)
+    dropped = (*dims[:axis], *dims[axis + 1 :])
+    kept = (*dims[:axis], (), *dims[axis + 1 :])
+
+    def rows(node: Node) -> Dims | None:
+        rank = len(shape_of(node) or ())
+        found = kept if rank == len(dims) else dropped
+        return found if rank == len(found) and broadcast(found, node) == found else None
+
+    found = []
+    for user in softmax.scores.users:
+        if name_of(user) == "logsumexp" and source_of(user) is softmax.scores and isinstance(axis_of(user), int):
+            own = rows(user)
+            if own is not None and axis_of(user) % len(dims) == axis:
+                found.append((user, own, False))
+    inner: list[Node] = []
+    for log in [] if softmax.total is None else _reached(softmax.total, "log"):
+        ends = [log] if not softmax.largest else _reached(log, "add")
+        for end in ends:
+            own = rows(end)
+            between = None if own is None else _parts_of(softmax, end, own, (kept, dropped))
+            if own is not None and between is not None:
+                found.append((end, own, bool(softmax.largest)))
+                inner += [node for node in between if node is not end]
+    used = [each for each in found if any(user not in softmax.inner for user in each[0].users)]
+    return used, inner if used else []
+
+
+def _reached(node: Node, name: str) -> list[Node]:
+    """Return the calls of a function that take a node, or a view of it with another count of axes."""
+    found, rest = [], [node]
+    while rest:
+        for user in rest.pop().users:
+            if name_of(user) == name:
+                found.append(user)
+            elif name_of(user) in ("squeeze", "unsqueeze", "getitem", "reshape"):
+                rest.append(user)
+    return found
+
+
+def _parts_of(softmax: Softmax, end: Node, dims: Dims, rows: tuple[Dims, Dims]) -> list[Node] | None:
+    """Return the nodes from the softmax to the log-sum-exp that a node is; ``None`` if it is none."""
+    logs = [end]
+    inner: list[Node] = []
+    if softmax.largest:
+        logs = [source_of(end), argument(end, 1, "other")]
+        if argument(end, 2, "alpha", 1) != 1 or not all(isinstance(each, Node) for each in logs):
+            return None
+        ways = [followed(each, dims, softmax.largest.__contains__) for each in logs]
+        ways = [way if way is not None and way[1] in rows else None for way in ways]
+        of_largest = next((way for way in ways if way is not None), None)
+        if of_largest is None or any(broadcast(dims, each) != dims for each in logs):
+            return None
+        inner += of_largest[2]
+        logs = [each for each, way in zip(logs, ways, strict=True) if way is not of_largest]
+    of_log = followed(logs[0], dims, lambda node: name_of(node) == "log")
+    of_total = None if of_log is None else followed(source_of(of_log[0]), of_log[1], lambda node: node is softmax.total)
+    if of_log is None or of_total is None or of_total[1] not in rows:
+        return None
+    return [*inner, *of_log[2], of_log[0], *of_total[2]]

@@ -1,0 +1,145 @@
+"""Masks that a program makes of sizes become a causal option or a window; others stay masks, with the same values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+
+import einops_fast  # noqa: E402
+
+Made = Callable[[int, int], Any]
+
+
+def positions(m: int, n: int) -> tuple[Any, Any]:
+    return torch.arange(m)[:, None], torch.arange(n)[None, :]
+
+
+def band(m: int, n: int, before: int, after: int) -> Any:
+    i, j = positions(m, n)
+    return (j - i <= after) & (i - j <= before)
+
+
+def written(m: int, n: int) -> Any:
+    mask = torch.ones(m, n).tril()
+    mask[0, 2] = 1
+    return mask == 1
+
+
+def view_written(m: int, n: int) -> Any:
+    mask = torch.ones(m, n).tril()
+    mask[0].fill_(1)
+    return mask == 1
+
+
+def added_before_it_is_written(m: int, n: int) -> Any:
+    base = torch.zeros(m, n)
+    before = base + 1
+    written = base.fill_(2).tril()
+    return (written * before) == 2
+
+
+BANDS: dict[str, tuple[Made, Any, Any]] = {
+    "causal": (lambda m, n: torch.ones(m, n, dtype=torch.bool).tril(), "top_left", None),
+    "causal_by_numbers": (lambda m, n: positions(m, n)[0] - positions(m, n)[1] >= 0, "top_left", None),
+    "causal_at_the_end": (lambda m, n: torch.ones(m, n).tril(n - m).bool(), "bottom_right", None),
+    "window": (lambda m, n: band(m, n, 4, 0), "top_left", (4, None)),
+    "wide_window": (lambda m, n: band(m, n, 19, 0), "top_left", (19, None)),
+    "both_sides": (lambda m, n: band(m, n, 3, 2), False, (3, 2)),
+    "ahead": (lambda m, n: positions(m, n)[1] - positions(m, n)[0] < 5, False, (None, 4)),
+    "combined": (lambda m, n: torch.ones(m, n).tril().triu(-6) != 0, "top_left", (6, None)),
+    "added_before_it_is_written": (added_before_it_is_written, "top_left", None),
+    "hides_nothing": (lambda m, n: torch.ones(m, n, dtype=torch.bool), False, None),
+}
+"""With the options of attention that they become."""
+
+OTHERS: dict[str, Made] = {
+    "written": written,
+    "view_written": view_written,
+    "first_key_always": lambda m, n: band(m, n, 3, 0) | (positions(m, n)[1] == 0),
+    "every_other_key": lambda m, n: positions(m, n)[0] >= positions(m, n)[1] * 2,
+    "anything_but_itself": lambda m, n: (positions(m, n)[0] != positions(m, n)[1]) | (positions(m, n)[1] == 0),
+    "before_itself": lambda m, n: torch.ones(m, n).tril(-1).bool() | (positions(m, n)[1] == 0),
+    "from_the_right": lambda m, n: positions(m, n)[0] + positions(m, n)[1] >= n - 1,
+    "dilated": lambda m, n: torch.ones(m, n).tril().bool() & ((positions(m, n)[0] - positions(m, n)[1]).abs() != 2),
+}
+
+CHANGING: dict[str, Made] = {
+    "remainder": lambda m, n: torch.ones(m, n).tril(n % 4 - 1).bool() | (positions(m, n)[1] == 0),
+    "part": lambda m, n: torch.ones(m, n).tril(n // 30).bool(),
+    "at_most": lambda m, n: torch.ones(m, n).tril(max(n - 30, 0)).bool(),
+    "half": lambda m, n: band(m, n, n // 2, 0),
+    "scaled": lambda m, n: (positions(m, n)[0] - positions(m, n)[1]) * 0.01 < 0.305,
+}
+"""Which are bands for some sizes, or another one for each."""
+
+
+def calls_of(make: Made, dynamic: bool, lengths: list[tuple[int, int]], how: str) -> list[Any]:
+    """Check values and gradients, and return what attention was called with."""
+    seen: list[Any] = []
+
+    def keep(module: Any, inputs: Any) -> Any:
+        named = [node for node in module.graph.nodes if getattr(node.target, "__name__", "") == "call_attention"]
+        seen.extend(node.kwargs for node in named)
+        return module.forward
+
+    def program(q: Any, k: Any, v: Any) -> Any:
+        mask = make(q.shape[1], k.shape[1])
+        scores = q @ k.mT
+        if how == "added":
+            scores = scores + torch.zeros(mask.shape).masked_fill(~mask, float("-inf"))
+        elif how == "gate":
+            gate = mask.to(q.dtype)
+            scores = scores * gate - 1e10 * (1 - gate)
+        else:
+            scores = torch.where(mask, scores, -1e9)
+        return scores.softmax(-1) @ v
+
+    torch._dynamo.reset()
+    compiled = einops_fast.compile(program, then=keep, fullgraph=True, dynamic=dynamic)
+    for m, n in lengths:
+        exact = [torch.randn(2, size, 3, dtype=torch.float64).requires_grad_() for size in (m, n, n)]
+        single = [each.detach().float().requires_grad_() for each in exact]
+        found, expected = compiled(*single), program(*exact)
+        torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-5)
+        own = torch.autograd.grad(found.square().sum(), single)
+        for one, other in zip(own, torch.autograd.grad(expected.square().sum(), exact), strict=True):
+            torch.testing.assert_close(one.double(), other, rtol=1e-3, atol=1e-4)
+    return seen
+
+
+SQUARE = [(33, 33), (40, 40), (7, 7)]
+WIDE = [(9, 33), (21, 40), (5, 70)]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", BANDS)
+def test_a_band_is_an_option(name: str, dynamic: bool) -> None:
+    make, causal, window = BANDS[name]
+    lengths = [*(SQUARE if name != "causal_at_the_end" else []), *WIDE]
+    (call, *_) = calls_of(make, dynamic, lengths if dynamic else lengths[:1], "where")
+    assert (call["causal"], call["window"]) == (causal, window)
+
+
+@pytest.mark.parametrize("how", ["added", "gate"])
+@pytest.mark.parametrize("name", ["causal", "both_sides"])
+def test_a_band_is_an_option_however_it_is_used(name: str, how: str) -> None:
+    make, causal, window = BANDS[name]
+    (call,) = calls_of(make, False, SQUARE[:1], how)
+    assert (call["causal"], call["window"]) == (causal, window)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", OTHERS)
+def test_another_mask_stays_one(name: str, dynamic: bool) -> None:
+    (call, *_) = calls_of(OTHERS[name], dynamic, SQUARE if dynamic else SQUARE[:1], "where")
+    assert (call["causal"], call["window"]) == (False, None)
+
+
+@pytest.mark.parametrize("name", CHANGING)
+def test_what_is_a_band_for_some_sizes_stays_a_mask(name: str) -> None:
+    (call, *_) = calls_of(CHANGING[name], True, [*SQUARE, (50, 50)], "where")
+    assert (call["causal"], call["window"]) == (False, None)

@@ -1,0 +1,169 @@
+"""The softmax between two contractions as programs spell it, normalized early or late, with its log-sum-exp or not."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from attention_spellings import HEADS_FIRST, HEADS_LAST, SQUARE, B, E, H, M, Mask, N, spelling
+
+
+@spelling(*HEADS_FIRST)
+def softmax_by_hand(q, k, v):
+    scores = torch.einsum("bhid,bhjd->bhij", q, k)
+    weights = (scores - scores.amax(-1, keepdim=True)).exp()
+    return torch.einsum("bhij,bhje->bhie", weights / weights.sum(-1, keepdim=True), v)
+
+
+@spelling(*HEADS_FIRST)
+def softmax_by_hand_with_max(q, k, v):
+    scores = q @ k.mT
+    weights = torch.exp(scores - torch.max(scores, dim=-1, keepdim=True)[0])
+    return (weights / torch.sum(weights, dim=-1, keepdim=True)) @ v
+
+
+@spelling(*HEADS_FIRST)
+def softmax_by_hand_without_max(q, k, v):
+    weights = torch.exp((q @ k.mT) * 0.5)
+    return (weights / weights.sum(dim=-1, keepdim=True)) @ v
+
+
+@spelling(*HEADS_FIRST)
+def softmax_by_a_reciprocal(q, k, v):
+    weights = torch.exp(q @ k.mT)
+    return (weights * weights.sum(-1, keepdim=True).reciprocal()) @ v
+
+
+@spelling(*HEADS_FIRST)
+def softmax_of_stabilized_scores(q, k, v):
+    scores = q @ k.mT
+    scores = scores - scores.max(dim=-1, keepdim=True).values
+    return scores.softmax(-1) @ v
+
+
+@spelling(*HEADS_FIRST)
+def softmax_by_logsumexp(q, k, v):
+    scores = q @ k.mT
+    return (scores - scores.logsumexp(-1, keepdim=True)).exp() @ v
+
+
+@spelling(*HEADS_FIRST)
+def exponential_of_log_softmax(q, k, v):
+    return F.log_softmax(q @ k.mT, dim=-1).exp() @ v
+
+
+@spelling(*HEADS_FIRST)
+def softmax_in_float32(q, k, v):
+    return F.softmax((q @ k.mT), dim=-1, dtype=torch.float32).to(v.dtype) @ v
+
+
+@spelling(*HEADS_FIRST)
+def scores_in_float32(q, k, v):
+    return (q @ k.mT).float().softmax(-1).type_as(v) @ v
+
+
+@spelling(*HEADS_FIRST)
+def dropout_that_is_off(q, k, v):
+    return F.dropout((q @ k.mT).softmax(-1), 0.3, training=False) @ v
+
+
+@spelling(*HEADS_FIRST)
+def scores_in_float64_and_back(q, k, v):
+    scores = (q @ k.mT).double() / 2
+    return scores.softmax(-1).to(q.dtype) @ v
+
+
+# ---- normalized after the product with the values
+
+
+@spelling(*HEADS_FIRST)
+def normalized_late(q, k, v):
+    scores = torch.einsum("bhid,bhjd->bhij", q, k)
+    weights = (scores - scores.amax(-1, keepdim=True)).exp()
+    return torch.einsum("bhij,bhje->bhie", weights, v) / weights.sum(-1, keepdim=True)
+
+
+@spelling(*HEADS_FIRST)
+def normalized_late_without_max(q, k, v):
+    weights = torch.exp(q @ k.mT / 2)
+    total = weights.sum(dim=-1)
+    return (weights @ v) / total[..., None]
+
+
+@spelling(*HEADS_LAST)
+def normalized_late_with_heads_last(q, k, v):
+    scores = torch.einsum("bihd,bjhd->bhij", q, k) * 0.5
+    weights = torch.exp(scores - scores.max(dim=-1, keepdim=True)[0])
+    total = weights.sum(-1)
+    return torch.einsum("bhij,bjhe->bihe", weights, v) / total.transpose(1, 2).unsqueeze(-1)
+
+
+@spelling(*HEADS_FIRST)
+def normalized_late_by_a_reciprocal(q, k, v):
+    weights = torch.exp(q @ k.mT)
+    return (weights @ v) * (1.0 / weights.sum(-1, keepdim=True))
+
+
+@spelling(*HEADS_FIRST, Mask((B, 1, 1, N)))
+def normalized_late_with_a_mask(q, k, v, mask):
+    scores = (q @ k.mT).masked_fill(~mask, float("-inf"))
+    weights = torch.exp(scores - scores.amax(-1, keepdim=True).detach())
+    return torch.einsum("bhje,bhij->bihe", v, weights) / weights.sum(-1).mT[..., None]
+
+
+@spelling(*HEADS_FIRST)
+def normalized_late_by_batched_products(q, k, v):
+    q, k, v = (each.flatten(0, 1) for each in (q, k, v))
+    weights = torch.exp(torch.bmm(q, k.mT))
+    total = weights.sum(-1).view(B, H, M, 1)
+    return torch.bmm(weights, v).view(B, H, M, E) / total
+
+
+# ---- the log-sum-exp as well
+
+
+@spelling(*HEADS_FIRST)
+def weights_by_a_logsumexp_that_is_returned(q, k, v):
+    scores = q @ k.mT / 2
+    lse = torch.logsumexp(scores, dim=-1, keepdim=True)
+    return torch.exp(scores - lse) @ v, lse.squeeze(-1)
+
+
+@spelling(*HEADS_FIRST)
+def softmax_and_logsumexp(q, k, v):
+    scores = torch.einsum("bhid,bhjd->bhij", q, k)
+    lse = scores.logsumexp(-1)
+    return scores.softmax(-1) @ v, lse.transpose(1, 2) * 2
+
+
+@spelling(*SQUARE)
+def parts_of_a_long_row(q, k, v):
+    """As where a row is worked out in parts, which are joined later."""
+    mask = torch.ones(M, M, dtype=torch.bool).tril()
+    scores = (q @ k.mT).masked_fill(~mask, float("-inf"))
+    largest = scores.amax(-1, keepdim=True)
+    weights = torch.exp(scores - largest)
+    total = weights.sum(-1, keepdim=True)
+    return (weights @ v) / total, largest + torch.log(total)
+
+
+@spelling(*HEADS_FIRST)
+def logarithm_of_a_total(q, k, v):
+    scores = torch.einsum("bhid,bhjd->bijh", q, k)
+    weights = scores.exp()
+    total = weights.sum(2)
+    return torch.einsum("bijh,bhje->bihe", weights, v) / total[..., None], total.log()
+
+
+@spelling(*HEADS_FIRST, (H, M, N))
+def logarithms_without_a_kept_axis(q, k, v, bias):
+    scores = q @ k.mT + bias
+    largest = scores.max(-1, keepdim=True).values
+    weights = (scores - largest).exp()
+    total = weights.sum(-1, keepdim=True)
+    return (weights / total) @ v, largest.squeeze(-1) + total.squeeze(-1).log()
+
+
+@spelling(*HEADS_FIRST)
+def regularized_by_the_logsumexp(q, k, v):
+    scores = 4.0 * torch.tanh(q @ k.mT / 4.0)
+    return scores.softmax(-1) @ v + scores.logsumexp(-1, keepdim=True).square() * 1e-2
