@@ -40,8 +40,13 @@ def test_operator(equation: str, device: str) -> None:
     assert got.untyped_storage().data_ptr() not in {each.untyped_storage().data_ptr() for each in operands}
 
 
-@pytest.mark.parametrize("dtype", ["float64", "complex128"])
-@pytest.mark.parametrize("equation", [*LABELS_ONCE, "ijk,il->l", "ij,->ij"])
+@pytest.mark.parametrize(
+    ("equation", "dtype"),
+    [
+        *((equation, "float64") for equation in (*LABELS_ONCE, "ijk,il->l", "ij,->ij")),
+        *((equation, "complex128") for equation in ("ij->ji", "ij,ij->", "bij,bjk->ibk", "ij,jk,kl->il")),
+    ],
+)
 def test_gradients_of_the_operator(equation: str, dtype: str) -> None:
     operands = [operand.requires_grad_() for operand in tensors(equation, dtype=getattr(torch, dtype))]
     assert gradcheck(partial(operator, equation), operands)

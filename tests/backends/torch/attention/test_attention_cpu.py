@@ -67,8 +67,9 @@ def test_derivatives_by_the_default_choice(case: str, logs: bool) -> None:
     assert explain_attention(P, *operands, **options, return_lse=logs).implementation == "cpu"
     assert gradcheck(call, operands)
     assert gradgradcheck(call, operands, fast_mode=True)
-    with score_memory(1):
-        assert gradgradcheck(call, operands, fast_mode=True)
+    if not logs:
+        with score_memory(1):
+            assert gradgradcheck(call, operands, fast_mode=True)
 
 
 @pytest.fixture

@@ -143,13 +143,12 @@ def test_gradient_where_something_was_hidden(clusters: list[str]) -> None:
 @pytest.mark.parametrize(
     ("columns", "dtype", "share"),
     [
-        (columns, dtype, Share(block, 2, 128, 0, late, kept))
-        for columns, block in COLUMNS[1:]
-        for dtype, late, kept in (("float16", False, True), ("float16", True, True), ("float32", True, False))
+        *((columns, "float16", Share(block, 2, 128, 0, True, True)) for columns, block in COLUMNS[1:]),
+        *((columns, "float32", Share(block, 2, 128, 0, True, False)) for columns, block in COLUMNS[1:3]),
+        (656, "float16", Share(256, 2, 128, 0, False, True)),
     ],
 )
-@pytest.mark.parametrize("parameters", ["", "weight", "weight bias"])
-@pytest.mark.parametrize("rms", [False, True])
+@pytest.mark.parametrize(("rms", "parameters"), [(False, ""), (True, "weight"), (False, "weight bias")])
 def test_norm(rms: bool, parameters: str, columns: int, dtype: str, clusters: list[str]) -> None:
     tensors = [leaf(apart(randn(2, 4, columns, dtype=dtype) + 3))]
     for at, _ in enumerate(parameters.split()):
@@ -196,8 +195,9 @@ def test_norm_of_special_values(clusters: list[str]) -> None:
         torch.testing.assert_close(ops.rms_norm(x, eps=1e-5), native_norm(True, x), equal_nan=True)
 
 
-@pytest.mark.parametrize("share", [Share(256, 2, 128, each) for each in (0, 1)])
-@pytest.mark.parametrize("columns", [1024, 656, 654])
+@pytest.mark.parametrize(
+    ("columns", "share"), [(columns, Share(256, 2, 128, each)) for columns, each in ((1024, 0), (656, 1), (654, 0))]
+)
 def test_dropout_and_sum_as_by_the_other_kernels(columns: int, clusters: list[str]) -> None:
     """The same elements are dropped; 654 columns aren't for clusters."""
     tensors = [leaf(randn(9, columns, dtype="float32", seed=at)) for at in range(2)]
