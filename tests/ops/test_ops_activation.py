@@ -151,14 +151,11 @@ def test_linear(activation: str) -> None:
         assert_near(got, wanted)
 
 
-def test_derivatives_and_compile() -> None:
-    torch.compiler.reset()
+def test_derivatives() -> None:
     tensors = [leaf(randn(3, 5)), leaf(randn(5))]
-    compiled = torch.compile(ops.bias_gelu, fullgraph=True, backend="aot_eager")
     with kernels():
         assert torch.autograd.gradcheck(ops.bias_gelu, tensors, fast_mode=True)
         assert torch.autograd.gradgradcheck(ops.bias_gelu, tensors, fast_mode=True)
-        torch.testing.assert_close(gradients(compiled, tensors), gradients(ops.bias_gelu, tensors))
         assert ops.bias_gelu(torch.empty(0, 5, device=DEVICE)).shape == (0, 5)
 
 

@@ -36,7 +36,7 @@ MASKS: dict[str, Any] = {
 
 @pytest.mark.parametrize("function", [ops.softmax, ops.log_softmax])
 @pytest.mark.parametrize("name", MASKS)
-@pytest.mark.parametrize("dtype", [*HALVES, "float32", "float64"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_rows_that_are_looked_at_or_not(function: Any, name: str, dtype: str) -> None:
     """Where values may be looked at, empty rows are made good afterwards; else always, with the same results."""
     x = randn(4, 6, dtype=dtype).cpu()

@@ -73,11 +73,10 @@ def test_kernels(option: str, reduction: str, tiles: Any) -> None:
         assert_near(got, expected)
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-@pytest.mark.parametrize("option", ["plain", "weighted"])
+@pytest.mark.parametrize(("option", "reduction"), [("plain", "sum"), ("weighted", "mean")])
 def test_losses_of_many_rows(option: str, reduction: str) -> None:
     """They are added up in parts."""
-    x, target = leaf(randn(2500, 21)), targets(2500)
+    x, target = leaf(randn(1100, 21)), targets(1100)
     assert (target == -100).any()
     options = {**OPTIONS[option], "target": target, "reduction": reduction}
     with kernels():
@@ -236,18 +235,6 @@ def test_gradient_over_logits_that_are_needed() -> None:
         function(base)
     with pytest.raises(EinsumError, match=r"axis 0 .* expanded"):
         function(base[:1].tanh().expand(4, 9))
-
-
-def test_compiles_and_autocasts() -> None:
-    torch.compiler.reset()
-    x, target = leaf(randn(4, 9, dtype="bfloat16")), targets(4, classes=9)
-    function = partial(ops.cross_entropy, target=target, label_smoothing=0.1)
-    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
-    with kernels():
-        for got, expected in zip(gradients(compiled, [x]), gradients(function, [x]), strict=True):
-            torch.testing.assert_close(got, expected)
-        with torch.autocast(DEVICE, dtype=torch.bfloat16):
-            assert function(x).dtype == torch.float32
 
 
 @pytest.mark.parametrize("framework", ["numpy", "cupy", "mxnet"])

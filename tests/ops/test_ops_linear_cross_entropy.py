@@ -149,7 +149,7 @@ def test_rows_that_do_not_lie_evenly(rows: str, reduction: str, by_kernels: bool
             for got, each in zip(gradients(function, tensors), right, strict=True):
                 assert got.shape == each.shape
                 assert_near(got, each)
-        if reduction == "mean":  # to compile takes long, and doesn't depend on that
+        if reduction == "mean" and rows in ("of three", "transposed"):  # to compile takes long
             torch.compiler.reset()
             compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
             for got, each in zip(gradients(compiled, tensors), right, strict=True):
@@ -301,18 +301,6 @@ def test_other_derivatives(reduction: str, by_kernels: bool) -> None:
     assert_near(forward_mode(function), forward_mode(right))
 
 
-@pytest.mark.parametrize("by_kernels", [True, False])
-@pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_compiles(reduction: str, by_kernels: bool) -> None:
-    torch.compiler.reset()
-    tensors, target = problem(9, dtype="float32")
-    function = found_by(target, reduction=reduction, chunk=4)
-    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
-    with where(by_kernels):
-        for got, each in zip(gradients(compiled, tensors), gradients(function, tensors), strict=True):
-            torch.testing.assert_close(got, each)
-
-
 def test_autocast() -> None:
     tensors, target = problem(9, dtype="float32")
     with torch.autocast(DEVICE, dtype=torch.bfloat16):
@@ -411,13 +399,3 @@ def test_errors() -> None:
         ops.linear_cross_entropy(torch.tensor(1.0), torch.ones(5, 3), torch.tensor(0))
     with pytest.raises(OperandError, match=r"^linear_weight has dtype float64, input float32"):
         ops.linear_cross_entropy(torch.ones(2, 3), torch.ones(5, 3).double(), torch.zeros(2).long())
-
-
-def test_a_batch_of_gradients() -> None:
-    """What the forward pass has kept isn't written over by several gradients at a time."""
-    x, matrix = leaf(randn(8, 6)), leaf(randn(10, 6))
-    loss = ops.linear_cross_entropy(x, matrix, targets(8, classes=10), chunk=2)
-    seeds = randn(3)
-    found = torch.autograd.grad(loss, (x, matrix), seeds, is_grads_batched=True, retain_graph=True)
-    one_by_one = [torch.autograd.grad(loss, (x, matrix), seed, retain_graph=True) for seed in seeds]
-    torch.testing.assert_close(found, tuple(map(torch.stack, zip(*one_by_one, strict=True))))

@@ -220,22 +220,11 @@ def test_dropout_of_nothing_and_everything() -> None:
         assert_near(found, oracle(residual))
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_compiles(dynamic: bool) -> None:
+def test_compiled_dropout() -> None:
     torch.compiler.reset()
-
-    def function(x: Any, weight: Any, bias: Any) -> Any:
-        found, summed = ops.dropout_add_layer_norm(x, x.flip(0), weight, bias, p=0.0)
-        return ops.rms_norm(found, weight=weight) + summed
-
-    compiled = torch.compile(function, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    dropped = torch.compile(ops.dropout_add_layer_norm, fullgraph=True, backend="aot_eager")
+    x = leaf(randn(30, 7))
     with kernels():
-        for rows in (3, 5):
-            tensors = [leaf(randn(rows, 7)), leaf(randn(7, seed=1)), leaf(randn(7, seed=2))]
-            for got, wanted in zip(gradients(compiled, tensors), gradients(function, tensors), strict=True):
-                torch.testing.assert_close(got, wanted)
-        dropped = torch.compile(ops.dropout_add_layer_norm, fullgraph=True, backend="aot_eager")
-        x = leaf(randn(30, 7))
         _, summed = dropped(x, p=0.5)
         (gradient,) = torch.autograd.grad(summed.sum(), x)
         assert torch.equal(summed, gradient * x)
@@ -284,14 +273,3 @@ def test_errors() -> None:
         ops.dropout_add_layer_norm(torch.ones(2), p=2)
     with pytest.raises(ShapeError, match=r"^axis 0 of residual .* size 2, but axis 1 of input .* size 3"):
         ops.dropout_add_layer_norm(torch.ones(2, 3), torch.ones(2))
-
-
-def test_a_batch_of_gradients() -> None:
-    """Of several at a time, torch calls the operator for each."""
-    x, weight, bias = leaf(randn(5, 9)), leaf(randn(9)), leaf(randn(9, seed=1))
-    with kernels():
-        found = norm(x, weight, bias)
-        seeds = randn(3, 5, 9, seed=2)
-        one_by_one = [torch.autograd.grad(found, (x, weight, bias), seed, retain_graph=True) for seed in seeds]
-        batch = torch.autograd.grad(found, (x, weight, bias), seeds, is_grads_batched=True)
-    torch.testing.assert_close(batch, tuple(map(torch.stack, zip(*one_by_one, strict=True))))

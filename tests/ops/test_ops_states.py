@@ -1,8 +1,9 @@
-"""The kernels under checkpointing, where dropout is drawn again, and compiled under autocast."""
+"""Operators under checkpointing, where dropout is drawn again, compiled, and asked for several gradients at a time."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -47,22 +48,43 @@ def test_dropout_is_drawn_again_in_checkpoints(reentrant: bool) -> None:
         assert all(map(torch.equal, each, plain))
 
 
-TARGET = targets(6, classes=8)
+TARGET = targets(9, classes=8)
 
-OPERATORS: dict[str, Callable[[Any, Any, Any], Any]] = {
-    "softmax": lambda x, w, b: ops.softmax(x, mask=b > 0),
-    "norm": lambda x, w, b: ops.layer_norm(x, weight=b, bias=b),
-    "bias_activation": lambda x, w, b: ops.bias_gelu(x, b),
-    "linear": lambda x, w, b: ops.linear(x, w, b, activation="gelu"),
-    "cross_entropy": lambda x, w, b: ops.cross_entropy(x, TARGET),
-    "linear_cross_entropy": lambda x, w, b: ops.linear_cross_entropy(x, w, TARGET, b),
-}
+OPERATORS: dict[str, tuple[str, Callable[[Any, Any, Any], Any]]] = {
+    "softmax": ("softmax", lambda x, w, b: ops.softmax(x, mask=b > 0)),
+    "layer_norm": ("norm", lambda x, w, b: ops.layer_norm(x, weight=b, bias=b)),
+    "rms_norm of a sum": ("norm", lambda x, w, b: ops.dropout_add_layer_norm(x, x.flip(0), b, b, 0.0, rms=True)[0]),
+    "bias_gelu": ("bias_activation", lambda x, w, b: ops.bias_gelu(x, b)),
+    "linear": ("linear", lambda x, w, b: ops.linear(x, w, b, activation="gelu")),
+    "cross_entropy": (
+        "cross_entropy", lambda x, w, b: ops.cross_entropy(x, TARGET[: len(x)], label_smoothing=0.1)
+    ),
+    "linear_cross_entropy": (
+        "linear_cross_entropy", lambda x, w, b: ops.linear_cross_entropy(x, w, TARGET[: len(x)], b, chunk=4)
+    ),
+    "losses": (
+        "linear_cross_entropy",
+        lambda x, w, b: ops.linear_cross_entropy(x, w, TARGET[: len(x)], b, reduction="none", chunk=4),
+    ),
+}  # fmt: skip
+
+
+def operands(rows: int = 6, dtype: str = "float32") -> list[Any]:
+    return [leaf(randn(*shape, dtype=dtype, seed=1)) for shape in ((rows, 8), (8, 8), (8,))]
+
+
+def check_same(found: Any, expected: Any, tensors: list[Any]) -> None:
+    """The results, and the gradients of their sums."""
+    torch.testing.assert_close(found, expected)
+    gradients = [torch.autograd.grad(each.sum(), tensors, allow_unused=True) for each in (found, expected)]
+    torch.testing.assert_close(*[[each for each in of if each is not None] for of in gradients])
 
 
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("name", OPERATORS)
 def test_compiled_under_autocast(name: str, inside: bool) -> None:
     """Autocast may be on where a compiled function is called, or be in it: the graph has our operator all the same."""
+    operator, function = OPERATORS[name]
     called: list[str] = []
 
     def backend(graph: Any, inputs: Any) -> Any:
@@ -71,19 +93,42 @@ def test_compiled_under_autocast(name: str, inside: bool) -> None:
 
     def casted(*tensors: Any) -> Any:
         with torch.autocast(DEVICE, torch.bfloat16):
-            return OPERATORS[name](*tensors)
+            return function(*tensors)
 
     torch.compiler.reset()
-    tensors = [leaf(randn(*shape, dtype="float32", seed=1)) for shape in ((6, 8), (8, 8), (8,))]
-    compiled = torch.compile(casted if inside else OPERATORS[name], fullgraph=True, backend=backend)
+    tensors = operands()
+    compiled = torch.compile(casted if inside else function, fullgraph=True, backend=backend)
     with kernels():
-        expected = casted(*tensors)
-        if inside:
+        with nullcontext() if inside else torch.autocast(DEVICE, torch.bfloat16):
             found = compiled(*tensors)
-        else:
-            with torch.autocast(DEVICE, torch.bfloat16):
-                found = compiled(*tensors)
-        gradients = [torch.autograd.grad(each.sum(), tensors, allow_unused=True) for each in (found, expected)]
-    assert f"einops_fast.{name}.default" in called
-    torch.testing.assert_close(found, expected)
-    torch.testing.assert_close(*[[each for each in of if each is not None] for of in gradients])
+        check_same(found, casted(*tensors), tensors)
+    assert f"einops_fast.{operator}.default" in called
+
+
+@pytest.mark.parametrize(
+    ("name", "by_kernels"), [*((name, True) for name in OPERATORS), ("linear_cross_entropy", False), ("losses", False)]
+)
+def test_compiled(name: str, by_kernels: bool) -> None:
+    """For the size of the first call, and then for any."""
+    _, function = OPERATORS[name]
+    torch.compiler.reset()
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    with kernels() if by_kernels else nullcontext():
+        for rows in (6, 9):
+            tensors = operands(rows)
+            check_same(compiled(*tensors), function(*tensors), tensors)
+
+
+@pytest.mark.parametrize("by_kernels", [True, False])
+@pytest.mark.parametrize("name", OPERATORS)
+def test_a_batch_of_gradients(name: str, by_kernels: bool) -> None:
+    """Of several at a time, torch calls the operator for each; what was kept for gradients isn't written over."""
+    tensors = operands(dtype="float64")
+    with kernels() if by_kernels else nullcontext():
+        result = OPERATORS[name][1](*tensors)
+        first = torch.autograd.grad(result.sum(), tensors, retain_graph=True, allow_unused=True)
+        wanted = [each for each, gradient in zip(tensors, first, strict=True) if gradient is not None]
+        seeds = randn(3, *result.shape, seed=2)
+        batch = torch.autograd.grad(result, wanted, seeds, is_grads_batched=True, retain_graph=True)
+        one_by_one = [torch.autograd.grad(result, wanted, seed, retain_graph=True) for seed in seeds]
+    torch.testing.assert_close(batch, tuple(map(torch.stack, zip(*one_by_one, strict=True))))

@@ -17,17 +17,6 @@ from einops_fast.backends.torch.backend import TorchBackend  # noqa: E402
 from einops_fast.backends.triton.contraction.choice import StepProblem  # noqa: E402
 
 
-def test_blocks_nest_and_end() -> None:
-    assert allowed() is None
-    with allow_precision("tf32"):
-        with allow_precision("tf32x3"):
-            assert allowed() == "tf32x3"
-        assert allowed() == "tf32"
-    with pytest.raises(ZeroDivisionError), allow_precision("tf32"):
-        1 / 0  # noqa: B018 - what is raised
-    assert allowed() is None
-
-
 @pytest.mark.parametrize("precision", ["ieee", "TF32", "", None])
 def test_no_such_precision(precision: Any) -> None:
     message = f"precision is one of 'tf32' and 'tf32x3', not {precision!r}"

@@ -91,6 +91,15 @@ def test_a_block_ends(setting: Any) -> None:
     assert current() == usual
 
 
+def test_blocks_nest() -> None:
+    before = current_mode(), allowed()
+    with autotune("never"), allow_precision("tf32"):
+        with autotune("always"), allow_precision("tf32x3"):
+            assert (current_mode(), allowed()) == ("always", "tf32x3")
+        assert (current_mode(), allowed()) == ("never", "tf32")
+    assert (current_mode(), allowed()) == before
+
+
 def test_a_decorated_function_has_it_in_its_calls_only(setting: Any) -> None:
     make, current, held, usual = setting
 
