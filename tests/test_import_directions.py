@@ -82,6 +82,7 @@ IN_FUNCTIONS = {
     "face": "profiles backends.torch",
     "runtime": "backends.torch backends.torch.einsum",
     "patching": "attention compiler",
+    "compiler": "backends.torch.ops",
     "attention": "backends.mxnet backends.torch backends.torch.attention",
     "ops": "backends.torch.ops",
     "profiles": "planning nn backends.mxnet",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from einops_fast.attention.attend import attend, attend_traced
 from einops_fast.attention.options import Options
 from einops_fast.backends.torch.types import is_traced
 
-__all__ = ["call_attention"]
+__all__ = ["call_attention", "call_linear_cross_entropy"]
 
 
 def call_attention(
@@ -75,3 +76,30 @@ def _with_empty_rows(result: Any, lse: Any, v: Any, pattern: str, keys: str, emp
         if axis not in left:
             mean = mean.unsqueeze(at)
     return torch.where(nobody, mean.to(result.dtype), result)
+
+
+def call_linear_cross_entropy(
+    x: Any,
+    matrix: Any,
+    target: Any,
+    bias: Any,
+    weight: Any,
+    ignore_index: int,
+    reduction: str,
+    label_smoothing: float,
+    dtype: torch.dtype,
+) -> Any:
+    """Call cross entropy of a linear layer as one operator, which makes gradients in the forward pass.
+
+    There is a parameter for each argument that a graph's node may have; they are those of
+    :func:`einops_fast.ops.linear_cross_entropy`, and the dtype of the result.
+    """
+    # float16 has no digits left for gradients that nobody has scaled up yet, as they are in the forward pass.
+    keeps = torch.is_grad_enabled() and reduction != "none" and x.dtype != torch.float16
+    wanted = [keeps and each is not None and each.requires_grad for each in (x, matrix, bias)]
+    rows, targets = x.flatten(0, -2), target.reshape(-1)
+    operator = import_module("einops_fast.backends.torch.ops.linear_cross_entropy").linear_cross_entropy_in_one
+    found = operator(rows, matrix, bias, targets, weight, ignore_index, label_smoothing, 0.0, reduction, 0, *wanted)[
+        0
+    ].to(dtype)
+    return found.view_as(target) if reduction == "none" else found

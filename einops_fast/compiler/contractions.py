@@ -62,6 +62,8 @@ def product_of(node: Node, dims: Dims) -> Product | None:
             return None
         # With beta=0 what is added is ignored, whatever it holds.
         return found._replace(factor=alpha, addend=(source_of(node), beta) if beta else None)
+    if name == "linear":
+        return _linear(node, dims)
     if name == "einsum":
         read = read_einsum(node)
         return None if read is None else _einsum(*read, dims)
@@ -82,6 +84,16 @@ def _matrix_product(left: Any, right: Any, dims: Dims) -> Product | None:
     if lead_one is None or lead_other is None:
         return None
     return Product(((left, (*lead_one, rows, shared)), (right, (*lead_other, shared, columns))), shared)
+
+
+def _linear(node: Node, dims: Dims) -> Product | None:
+    x, weight, bias = source_of(node), argument(node, 1, "weight"), argument(node, 2, "bias")
+    shape = shape_of(x)
+    if shape is None or len(shape_of(weight) or ()) != 2:
+        return None
+    (shared,) = fresh(shape[-1:])
+    addend = (bias, 1.0) if isinstance(bias, Node) else None
+    return Product(((x, (*dims[:-1], shared)), (weight, (dims[-1], shared))), shared, addend=addend)
 
 
 def _batch(dims: Sequence[Any], shape: Sequence[Any]) -> list[Any] | None:

@@ -19,9 +19,10 @@ def compile(
 
     What is found is two contractions with a softmax between them, with scales, masks, biases, dropout, a softcap and
     heads that share keys, in any axis order; it becomes a call of :func:`einops_fast.attention` on the operands as they
-    lie in memory. Gradients, changing sizes and torch's own options work as without. ``torch.compile(model,
-    backend='einops_fast')`` does the same where the package is installed, ``patch('torch.compile')`` has every
-    ``torch.compile`` do it, and :func:`fusions` tells what was found.
+    lie in memory. Cross entropies of linear layers with many logits become one operator, and chains of contractions are
+    put in the cheapest order. Gradients, changing sizes and torch's own options work as without.
+    ``torch.compile(model, backend='einops_fast')`` does the same where the package is installed,
+    ``patch('torch.compile')`` has every ``torch.compile`` do it, and :func:`fusions` tells what was found.
 
     A row of scores without any key gives what the program has written: NaN where keys are hidden by ``-inf``, the mean
     of all values where by another large negative number.

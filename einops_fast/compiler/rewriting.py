@@ -11,6 +11,8 @@ from torch import fx
 from torch.fx import Graph, GraphModule, Node
 
 from einops_fast.compiler.attention import match_attention
+from einops_fast.compiler.chains import match_chain
+from einops_fast.compiler.losses import match_loss
 from einops_fast.compiler.match import Inserted, Match, Miss
 from einops_fast.compiler.memory import name_what_is_written
 from einops_fast.compiler.nodes import same_size
@@ -35,7 +37,11 @@ class _Rewrite(NamedTuple):
     match: Callable[[Node], Match | None]
 
 
-_REWRITES = (_Rewrite("attention", match_attention),)
+_REWRITES = (
+    _Rewrite("attention", match_attention),
+    _Rewrite("linear cross entropy", match_loss),
+    _Rewrite("chain", match_chain),
+)
 """In this order, each in the whole graph. Nodes are asked from the last one on, so that a match is the longest."""
 
 
