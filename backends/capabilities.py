@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["CLUSTERS", "EARLY", "FLASH_4", "GENERATIONS", "HOPPER", "KERNELS", "PATHS", "Span"]
+__all__ = ["CLUSTERS", "EARLY", "FLASH_4", "GENERATIONS", "HOPPER", "KERNELS", "PATHS", "Span", "shared_memory"]
 
 Capability = tuple[int, int]
 
@@ -54,3 +54,10 @@ PATHS = {
     "attention by FlashAttention 4, where it is installed": FLASH_4,
 }
 """List the features of GPUs that kernels need, and the generations that have each."""
+
+
+def shared_memory(capability: Capability) -> int:
+    """Return the bytes that a program may have on a GPU of this compute capability."""
+    if CLUSTERS.has(capability):
+        return 227 << 10
+    return (163 if capability in ((8, 0), (8, 7)) else 99) << 10

@@ -11,6 +11,7 @@ import runpy
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -20,10 +21,13 @@ from einops_fast.compiler.report import fusions
 from einops_fast.errors import EinsumError
 from einops_fast.explain import explain_shapes
 from einops_fast.observing.profile import profile
-from einops_fast.observing.tables import plain_table, rich_table
+from einops_fast.observing.tables import print_table
 from einops_fast.patching.patch import FUNCTIONS, patch
 from einops_fast.planning.cost import ITEM_SIZES
 from einops_fast.runtime import disk_cache
+from einops_fast.tune.bundle import bring_in
+from einops_fast.tune.command import add_to as add_tune
+from einops_fast.tune.command import tune
 
 __all__ = ["main"]
 
@@ -60,7 +64,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return profile(arguments[1:], "einops-fast profile")
     parser, run_parser = _parsers()
     options = parser.parse_args(arguments)
-    printing = {"explain": _explain, "cache": _cache, "device": _device, "metrics": _metrics}.get(options.command)
+    printing = {
+        "explain": _explain, "cache": _cache, "device": _device, "metrics": _metrics, "tune": _tune
+    }.get(options.command)  # fmt: skip
     if printing is not None:
         return _printed(printing, options)
     if not (options.patch or options.profile):
@@ -143,6 +149,10 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     show.add_argument("--json", action="store_true", help="print JSON, with all that is known")
     actions.add_parser("clear", help="remove all entries")
     actions.add_parser("path", help="print the folder that they are in")
+    bringing = actions.add_parser("import", help="take over what einops-fast tune --out wrote", allow_abbrev=False)
+    bringing.add_argument("bundle", type=Path, metavar="PATH", help="a folder, or a file that ends in .zip")
+
+    add_tune(commands)
 
     device = commands.add_parser(
         "device",
@@ -284,10 +294,23 @@ def _metrics(options: argparse.Namespace) -> int:
     return 0
 
 
+def _tune(options: argparse.Namespace) -> int:
+    try:
+        return tune(options)
+    except (EinsumError, ImportError) as error:
+        return _refuse(error)
+
+
 def _cache(options: argparse.Namespace) -> int:
     folder = disk_cache.folder()
     if options.action == "path":
         print(folder)
+    elif options.action == "import":
+        try:
+            found = bring_in(options.bundle)
+        except (EinsumError, ImportError) as error:
+            return _refuse(error)
+        print(f"took over {found.kernels} kernels and {found.choices} choices")
     elif options.action == "clear":
         troubles: list[str] = []
         count = disk_cache.clear(troubles.append)
@@ -302,7 +325,7 @@ def _cache(options: argparse.Namespace) -> int:
         if options.json:
             print(json.dumps([{**vars(entry), "path": str(entry.path)} for entry in entries], indent=2))
         elif entries:
-            _print_table(["problem", "device", "dtype", "choice", "time, µs"], sorted(map(_cells, entries)))
+            print_table(["problem", "device", "dtype", "choice", "time, µs"], sorted(map(_cells, entries)))
         else:
             print(f"there are no entries in {folder}")
     return 0
@@ -334,7 +357,7 @@ def _device(options: argparse.Namespace) -> int:
             rows.append([f"matrix product in {dtype}", known, "TFLOP/s", f"{rate / 1e12:.1f}"])
         rows.append(["short kernel in a queue", origin, "µs", f"{rates.call * 1e6:.2f}"])
         rows.append(["library call, the host's time", origin, "µs", f"{rates.again * 1e6:.2f}"])
-        _print_table(["rate", "from", "unit", "value"], rows)
+        print_table(["rate", "from", "unit", "value"], rows)
     return _refuse(f"other work disturbed the measuring of {', '.join(undone)}") if undone else 0
 
 
@@ -362,22 +385,6 @@ def _cells(entry: disk_cache.Entry) -> list[str]:
         seconds = None
     known.append(None if seconds is None else f"{seconds * 1e6:.2f}")
     return ["–" if value is None else str(value) for value in known]
-
-
-def _print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table whose last column holds numbers: in colour where rich is installed, else in plain text."""
-    table = rich_table(columns, rows, numbers=True)
-    if table is None:
-        print(plain_table(columns, rows, numbers=True))
-        return
-    from rich.console import Console
-
-    # Rich takes a file for a terminal of 80 columns.
-    console = Console(width=None if sys.stdout.isatty() else 180)
-    # By itself it ends the process where nobody reads any more.
-    with console.capture() as printed:
-        console.print(table)
-    print(printed.get(), end="")
 
 
 def _refuse(reason: object) -> int:

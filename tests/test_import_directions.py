@@ -27,6 +27,7 @@ ROOMS = {
     "einops_fast.attention": "attention",
     "einops_fast.ops": "ops",
     "einops_fast.nn": "nn",
+    "einops_fast.tune": "tune",
     "einops_fast.profiles": "profiles",
     "einops_fast.backends": "backends",
     "einops_fast.backends.cupy": "backends.cupy",
@@ -45,7 +46,7 @@ ROOMS = {
 """A folder by the first part of its modules' names; the longest that fits counts."""
 
 IMPORTED = {
-    "face": "words planning runtime observing patching compiler attention backends",
+    "face": "words planning runtime observing patching compiler attention backends tune",
     "planning": "words observing",
     "runtime": "face words planning observing patching backends",
     "observing": "face words planning runtime",
@@ -54,6 +55,10 @@ IMPORTED = {
     "attention": "face words planning runtime observing backends",
     "ops": "words planning runtime observing attention backends",
     "nn": "words observing attention ops backends.torch",
+    "tune": (
+        "face words planning runtime observing attention backends backends.torch backends.torch.attention "
+        "backends.torch.ops backends.triton.launching backends.triton.contraction"
+    ),
     "profiles": "face words runtime attention ops backends",
     "backends": "face words planning runtime patching",
     "backends.cupy": "planning runtime backends",

@@ -23,10 +23,11 @@ from einops_fast.backends.triton_support import circumstances
 from einops_fast.planning.layout import reach
 from einops_fast.runtime.measuring import Policy
 from einops_fast.runtime.plan_cache import emptied_with_plans, keep
-from einops_fast.runtime.tiers import Problem, Run, Tiers, planner
+from einops_fast.runtime.planner import planner
+from einops_fast.runtime.tiers import Problem, Run, Tiers
 from einops_fast.runtime.tuning import autotune
 
-__all__ = ["Beginning", "CallProblem", "FirstCalls", "meta_like", "sample_like"]
+__all__ = ["Beginning", "CallProblem", "FirstCalls", "differentiate", "meta_like", "sample_like"]
 
 _MEMORY = TorchMemory()
 
@@ -49,6 +50,17 @@ def sample_like(meta: Any, device: int) -> Any:
     if meta.dtype.is_floating_point:
         flat.normal_()
     return flat.as_strided(meta.shape, meta.stride()).requires_grad_(meta.requires_grad)
+
+
+def differentiate(results: Any, arrays: Sequence[Any]) -> None:
+    """Compute the gradients of a call, if it has any: from those of the first of its results alone, and of all."""
+    every = [each for each in (results if isinstance(results, tuple) else (results,)) if each is not None]
+    every = [each for each in every if each.requires_grad]
+    leaves = [each for each in arrays if each is not None and each.requires_grad]
+    for some in (every[:1], every) if len(every) > 1 else (every,):
+        if some and leaves:
+            cotangents = [torch.ones_like(each) for each in some]
+            torch.autograd.grad(some, leaves, cotangents, retain_graph=True, allow_unused=True)
 
 
 class Way(Protocol):
@@ -171,16 +183,9 @@ class CallProblem(Problem[W]):
         return launches
 
     def call(self, way: W, arrays: Sequence[Any]) -> None:
-        """Make such a call, and compute its gradients: from those of the first result alone, and of all."""
+        """Make such a call, and compute its gradients."""
         with torch.set_grad_enabled(self._recorded):
-            results = self.run_of(way, arrays)(*arrays)
-        every = [each for each in (results if isinstance(results, tuple) else (results,)) if each is not None]
-        every = [each for each in every if each.requires_grad]
-        leaves = [each for each in arrays if each is not None and each.requires_grad]
-        for some in (every[:1], every) if len(every) > 1 else (every,):
-            if some and leaves:
-                cotangents = [torch.ones_like(each) for each in some]
-                torch.autograd.grad(some, leaves, cotangents, retain_graph=True, allow_unused=True)
+            differentiate(self.run_of(way, arrays)(*arrays), arrays)
 
     def samples(self) -> list[Any]:
         """Return arrays of such a call, with anything in them."""

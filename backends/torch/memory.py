@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from einops_fast.backends.absent_gpu import aimed
 from einops_fast.backends.clock import EventStopwatch, gpu_times
 from einops_fast.backends.gpu_driver import driver_version
 from einops_fast.backends.memory import Memory
@@ -101,9 +102,13 @@ class TorchMemory(Memory):
 
     def limits(self, device: int) -> tuple[int, int]:
         """The same, and how many multiprocessors there are."""
-        return _shared(device), _processors(device)
+        aim = aimed()
+        return (_shared(device), _processors(device)) if aim is None else aim.limits
 
     def device_name(self, device: int) -> str:
+        aim = aimed()
+        if aim is not None:
+            return aim.name
         return torch.cuda.get_device_name(device) if torch.cuda.is_available() else "cpu"
 
     def versions(self) -> dict[str, str]:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from einops_fast import dtypes
+from einops_fast.backends.absent_gpu import aimed
 from einops_fast.backends.torch.function import recorded
 from einops_fast.backends.torch.memory import TorchMemory
 from einops_fast.backends.torch.types import HALVES, PLAIN, is_batched, is_followed, is_jit_tracing
@@ -162,7 +163,7 @@ def _recorded(name: str, compute: Any, setup: Any, backward: Any, seen: int | No
 
 def on_gpu(tensor: Any) -> bool:
     """Whether a tensor is where our kernels run."""
-    return bool(tensor.is_cuda) and _NVIDIA
+    return (bool(tensor.is_cuda) and _NVIDIA) or (tensor.is_meta and aimed() is not None)
 
 
 def by_kernel(tensors: Sequence[Any]) -> bool:

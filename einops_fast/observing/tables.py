@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["plain_table", "rich_table"]
+__all__ = ["plain_table", "print_table", "rich_table"]
 
 
 def rich_table(columns: Sequence[str], rows: Sequence[Sequence[str]], numbers: bool = False) -> Any:
@@ -44,3 +45,19 @@ def plain_table(columns: Sequence[str], rows: Sequence[Sequence[str]], numbers: 
         *cells, last = map(str.ljust, row, widths)
         lines.append("  ".join((*cells, last.strip().rjust(widths[-1]) if numbers else last)).rstrip())
     return "\n".join(lines)
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], numbers: bool = True) -> None:
+    """Print a table: in colour where rich is installed, else in plain text; see :func:`rich_table`."""
+    table = rich_table(columns, rows, numbers)
+    if table is None:
+        print(plain_table(columns, rows, numbers))
+        return
+    from rich.console import Console
+
+    # Rich takes a file for a terminal of 80 columns.
+    console = Console(width=None if sys.stdout.isatty() else 180)
+    # By itself it ends the process where nobody reads any more.
+    with console.capture() as printed:
+        console.print(table)
+    print(printed.get(), end="")

@@ -24,7 +24,7 @@ from contextlib import suppress
 from functools import partial
 from typing import IO, Any
 
-__all__ = ["available", "submit"]
+__all__ = ["available", "processors", "submit", "take_all_processors"]
 
 _IDLE = 120.0
 """Seconds without work after which the server ends."""
@@ -34,8 +34,6 @@ _MOST = 8
 
 _HEAD = struct.Struct("<QQ")
 """Of a message: its number, and bytes of what follows."""
-
-_START = f"from {__name__} import serve; serve()"
 
 _forked = False
 
@@ -61,8 +59,9 @@ def submit(function: Callable[..., Any], *arguments: Any) -> Future[Any]:
 class _Server:
     """The server as the program sees it."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = 0) -> None:
         self._lock = threading.Lock()
+        self._most = most
         self._process: subprocess.Popen[bytes] | None = None
         self._waiting: dict[int, Future[Any]] = {}
         self._numbers = itertools.count()
@@ -87,7 +86,7 @@ class _Server:
         environment |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONSAFEPATH": "1"}
         environment["CUDA_VISIBLE_DEVICES"] = ""
         pipe, nowhere = subprocess.PIPE, subprocess.DEVNULL
-        command = [sys.executable, "-c", _START]
+        command = [sys.executable, "-c", f"from {__name__} import serve; serve({self._most})"]
         process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=nowhere, env=environment)
         threading.Thread(target=self._receive, args=(process,), daemon=True).start()
         return process
@@ -105,6 +104,8 @@ class _Server:
         for future in lost.values():
             future.set_exception(RuntimeError("the process that should have done this has ended"))
         process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
 
     def stop(self) -> None:
         process = self._process
@@ -113,6 +114,13 @@ class _Server:
                 process.stdin.close()
             with suppress(subprocess.TimeoutExpired):
                 process.wait(1)
+
+
+def take_all_processors() -> None:
+    """Do as much at a time from now on as there are processors, for a program that does nothing else meanwhile."""
+    global _server
+    _server.stop()
+    _server = _Server(processors())
 
 
 _server = _Server()
@@ -164,15 +172,15 @@ def _exactly(stream: IO[bytes], length: int) -> bytes:
     return content
 
 
-def serve() -> None:
-    """Do what comes by the standard input until that ends, as many pieces at a time as there are processors for it."""
+def serve(most: int = 0) -> None:
+    """Do what comes by the standard input until that ends, ``most`` pieces at a time; 0: as many as are spare."""
     # What a piece of work prints mustn't get among the answers.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # what a user stops is the program
     with suppress(OSError):
         os.nice(10)
-    most, queue = _at_a_time(), deque[tuple[int, Callable[[], Any]]]()
+    most, queue = most or _at_a_time(), deque[tuple[int, Callable[[], Any]]]()
     with os.fdopen(0, "rb", buffering=0) as commands, selectors.DefaultSelector() as selector:
         selector.register(commands, selectors.EVENT_READ)
         running: dict[int, _Piece] = {}
@@ -203,10 +211,14 @@ def serve() -> None:
                 return
 
 
+def processors() -> int:
+    """Return how many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def _at_a_time() -> int:
-    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
-    return min(_MOST, max(processors // (2 * max(int(ranks), 1) if ranks.isdecimal() else 2), 1))
+    return min(_MOST, max(processors() // (2 * max(int(ranks), 1) if ranks.isdecimal() else 2), 1))
 
 
 def _read_work(work: bytes) -> Callable[[], Any]:

@@ -15,10 +15,6 @@ The rule by which compiling begins is that of renting skis: buy when you have pa
 
 from __future__ import annotations
 
-import atexit
-import functools
-import queue
-import sys
 import threading
 import warnings
 import weakref
@@ -33,9 +29,10 @@ from einops_fast.runtime import background
 from einops_fast.runtime.choosing import Record, agree, recall
 from einops_fast.runtime.kinds import Shared, kind_of
 from einops_fast.runtime.measuring import Policy, Stopwatch, record_of
+from einops_fast.runtime.planner import planner
 from einops_fast.runtime.trial import Trial
 
-__all__ = ["Problem", "Tiers", "planner", "settle_all"]
+__all__ = ["Problem", "Tiers", "settle_all"]
 
 W = TypeVar("W")
 
@@ -66,12 +63,6 @@ _WAITING = 32
 
 _CALLS = 4
 """Of a problem, of which one looks whether there is anything to do; what is called less often needn't come back."""
-
-_LONGEST = 20.0
-"""Seconds that the end of a program waits for what the planner is at."""
-
-_SLICE = 1e-4
-"""Seconds for which the planner keeps the interpreter's lock while others want it."""
 
 _undecided: weakref.WeakSet[Tiers[Any]] = weakref.WeakSet()
 
@@ -140,6 +131,9 @@ class Problem(ABC, Generic[W]):
     def settle(self) -> W:
         """Choose now, whatever it takes, by runs on operands that are made up."""
 
+    def compare(self) -> None:
+        """Measure, where :meth:`settle` doesn't, whether the library is faster, and write it down for later calls."""
+
 
 class Tiers(Generic[W]):
     """What runs the calls of one problem until a way is chosen for good.
@@ -189,10 +183,12 @@ class Tiers(Generic[W]):
             if future is not None:
                 future.exception()
 
-    def settle(self) -> None:
-        """Choose now, and wait for that."""
+    def settle(self, compares: bool = False) -> None:
+        """Choose now, and wait for that; if it ``compares``, for a measurement beside the library, too."""
         with self._busy:
             way = self._problem.settle()
+            if compares:
+                self._problem.compare()
             self._chosen(way, self._problem.run(way))
         _undecided.discard(self)
 
@@ -342,52 +338,22 @@ class Tiers(Generic[W]):
         return run
 
 
-class _Planner:
-    """A thread that finds out what to compile; it imports Triton, and ends with the program, after what it is at."""
+def settle_all(told: Callable[[str, int, int], None] = lambda what, done, of: None, compares: bool = False) -> None:
+    """Choose now for every problem that calls have been made of.
 
-    def __init__(self) -> None:
-        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._stopped = False
-        self._thread = threading.Thread(target=self._serve, name="einops_fast planner", daemon=True)
-        self._thread.start()
-        atexit.register(self._stop)
-
-    def put(self, work: Callable[[], None]) -> None:
-        """Have something done."""
-        self._work.put(work)
-
-    def _serve(self) -> None:
-        while (work := self._work.get()) is not None and not self._stopped:
-            # What runs beside this, and gives up the interpreter's lock in every call of torch, gets it back as soon.
-            before = sys.getswitchinterval()
-            sys.setswitchinterval(min(before, _SLICE))
-            try:
-                work()
-            finally:
-                sys.setswitchinterval(before)
-
-    def _stop(self) -> None:
-        # A thread that is stopped inside of a compiler takes the program down with it.
-        self._stopped = True
-        self._work.put(None)
-        self._thread.join(_LONGEST)
-
-
-@functools.cache
-def planner() -> _Planner:
-    """Return the thread that plans."""
-    return _Planner()
-
-
-def settle_all() -> None:
-    """Choose now for every problem that calls have been made of."""
+    Args:
+        told: is told what has been done, for how many problems, and of how many.
+        compares: see :meth:`Tiers.settle`.
+    """
     undecided = list(_undecided)
     if background.available():
         # All at a time, on as many processors as there are.
         with ThreadPoolExecutor(_WAITING) as pool:
-            list(pool.map(Tiers.compile, undecided))
-    for each in undecided:
+            for done, _ in enumerate(pool.map(Tiers.compile, undecided), 1):
+                told("compiled", done, len(undecided))
+    for done, each in enumerate(undecided, 1):
         try:
-            each.settle()
+            each.settle(compares)
         except (MemoryError, RuntimeError) as error:  # no room for operands to measure with, say
             warnings.warn(f"no kernel was chosen for some calls, which go on as they are: {error}", RuntimeWarning, 3)
+        told("measured", done, len(undecided))

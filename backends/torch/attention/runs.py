@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from einops_fast.attention.spec import AttentionSpec
+from einops_fast.backends.absent_gpu import aimed
 from einops_fast.backends.torch.attention.gradients import GradientsOfCall, sinks_gradient
 from einops_fast.backends.torch.attention.layouts import (
     BIAS,
@@ -66,7 +67,8 @@ class AttentionCall:
         self._device = MEMORY.device(q)
         self._together = neighbouring([layout_of(array) for array in arrays[:3]]) if joins else {}
         self._backward: dict[Any, GradientsOfCall] = {}
-        self._processors = _device(self._device)
+        aim = aimed()
+        self._processors = _device(self._device) if aim is None else (aim.capability, aim.multiprocessors)
         dtypes = {name: dtype_of(arrays[at]) for name, at in (("bias", BIAS), ("cached", CACHED), ("table", TABLE))}
         layouts = kernel_layouts(spec, canonical)
         self._run = forward_plan(spec, layouts, dtypes, partial(problem_of, spec), self._processors).run

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
+from einops_fast.backends.clock import DeviceClock
 from einops_fast.backends.gpus import gpu_ceilings
 from einops_fast.backends.torch.beginning import CallProblem, FirstCalls
 from einops_fast.backends.torch.operator import MEMORY, dtype_name
 from einops_fast.backends.torch.types import PLAIN, is_jit_tracing, is_recomputed
 from einops_fast.backends.triton_support import interpreted
 from einops_fast.planning.layout import VECTOR, dense_strides, reach
-from einops_fast.runtime.measuring import ROWS
+from einops_fast.runtime.choosing import agree
+from einops_fast.runtime.measuring import ROWS, record_of, time_runs
 from einops_fast.runtime.plan_cache import emptied_with_plans, keep
 from einops_fast.runtime.tiers import Run
 from einops_fast.runtime.tuning import ANY_SIZE, autotune, current_mode
@@ -135,6 +138,15 @@ class _OperatorProblem(CallProblem[_Way]):
         with self.on_device(), autotune("wait"):
             self.call(_KERNELS, self.samples())
         return _KERNELS
+
+    def compare(self) -> None:
+        samples, ways = self.samples(), (_LIBRARY, _KERNELS)
+        makers = {way.name: partial(partial, self.call, way, samples) for way in ways}
+        with self.on_device(), autotune("auto"):
+            times = time_runs(makers, DeviceClock(MEMORY, self.device), self.policy)
+        record = record_of(times, [*makers], self.preferred(ways), self.policy)
+        if record is not None:
+            agree(self.key(), "auto", record, makers.__contains__)
 
 
 def _in_order(library: Run) -> Run:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from einops_fast.attention.spec import AttentionSpec
+from einops_fast.backends.capabilities import shared_memory
 from einops_fast.backends.triton.attention.around.copyable import copyable
 from einops_fast.backends.triton.attention.problem import Problem
 from einops_fast.planning.cost import ITEM_SIZES
@@ -49,13 +50,6 @@ class BackwardTilings:
     keys: Tiling
     queries: Tiling
     bias: Tiling
-
-
-def shared_memory(capability: tuple[int, int]) -> int:
-    """Return the bytes that a program may have on a GPU of this compute capability."""
-    if capability >= (9, 0) and capability < (12, 0):
-        return 227 << 10
-    return (163 if capability in ((8, 0), (8, 7)) else 99) << 10
 
 
 _Table = dict[int, dict[int, list[tuple[int, int, int, int]]]]

@@ -1,0 +1,131 @@
+"""Compile for a GPU that isn't here what calls would begin on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, as_completed
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from einops_fast.attention.attend import plan_of
+from einops_fast.backends import get_backend
+from einops_fast.backends.absent_gpu import AbsentGpu, aiming
+from einops_fast.backends.gpus import gpu_ceilings
+from einops_fast.backends.torch.attention.implementations.triton import Triton
+from einops_fast.backends.torch.beginning import differentiate
+from einops_fast.backends.torch.ceilings import KERNEL_DTYPES
+from einops_fast.backends.triton.contraction.choice import Choice, StepProblem
+from einops_fast.backends.triton.launching.rehearsing import Rehearsed, aimed_at, compile_elsewhere, rehearsing
+from einops_fast.errors import OperandError
+from einops_fast.observing.calls import Called
+from einops_fast.planning.plan import make_plan
+from einops_fast.planning.steps import Fused
+from einops_fast.planning.target import Target
+from einops_fast.runtime import background
+from einops_fast.runtime.precision import allow_precision
+from einops_fast.runtime.tuning import ANY_SIZE, autotune
+from einops_fast.tune.again import numbers_like, optimizer_of, request_of, run_of, subscripts_of
+
+__all__ = ["launches_of", "tune_absent"]
+
+
+def tune_absent(
+    calls: Sequence[Called], gpu: AbsentGpu, told: Callable[[str, int, int], None]
+) -> list[tuple[Called, str]]:
+    """Compile what calls would launch; return those that failed, and why.
+
+    Args:
+        calls: of torch's tensors.
+        gpu: what for.
+        told: is told what has been done, for how many, and of how many.
+    """
+    background.take_all_processors()
+    failed: dict[Called, str] = {}
+    pieces: dict[Future[Any], Called] = {}
+    with at_absent(gpu):
+        for done, call in enumerate(calls, 1):
+            try:
+                pieces |= {compile_elsewhere(launches): call for launches in launches_of(call, gpu)}
+            except Exception as error:  # of a version that took other arguments, say
+                failed[call] = _words(error)
+            told("planned", done, len(calls))
+        for done, piece in enumerate(as_completed(pieces), 1):
+            told("compiled", done, len(pieces))
+            reason = piece.exception()
+            if reason is not None:
+                failed[pieces[piece]] = _words(reason)
+    return [*failed.items()]
+
+
+@contextmanager
+def at_absent(gpu: AbsentGpu) -> Iterator[None]:
+    """Plan for a GPU that isn't here, and compile for it, in this block."""
+    with aiming(gpu), aimed_at(gpu.arch), autotune("auto"):
+        yield
+
+
+def launches_of(call: Called, gpu: AbsentGpu) -> Iterator[Sequence[Rehearsed]]:
+    """List the kernels of each way to compute a call on a GPU, which has to be aimed at."""
+    with torch.set_grad_enabled(call.direction == "both"):
+        if call.kind == "einsum":
+            yield from _of_contraction(call, gpu)
+        elif call.kind == "attention":
+            yield _of_attention(call)
+        else:
+            arrays = [None if each is None else numbers_like(each, "meta") for each in call.arrays]
+            for mode in ("auto", ANY_SIZE):
+                with autotune(mode), rehearsing() as launches:
+                    differentiate(run_of(call, arrays)(*arrays), arrays)
+                yield launches
+
+
+def _of_attention(call: Called) -> Sequence[Rehearsed]:
+    arrays = [None if each is None else numbers_like(each, "meta") for each in call.arrays]
+    plan = plan_of(request_of(call), dict(zip(call.given["names"], arrays, strict=True)), "torch")
+    plan = replace(plan, spec=replace(plan.spec, device="cuda:0"))
+    lacking = Triton().lacks(plan.spec)
+    if lacking is not None:
+        raise OperandError(lacking)
+    with rehearsing() as launches:
+        differentiate(Triton().prepared(plan, arrays).run(*arrays), arrays)
+    return launches
+
+
+def _of_contraction(call: Called, gpu: AbsentGpu) -> Iterator[Sequence[Rehearsed]]:
+    """List the kernels of each candidate for each step."""
+    backend, given, subscripts = get_backend("torch"), call.given, subscripts_of(call)
+    operands = [numbers_like(each, "meta") for each in call.arrays if each is not None]
+    # Gradients of three and more are those of pairs, which are calls of their own.
+    kernels = KERNEL_DTYPES if len(operands) < 3 or call.direction != "both" else frozenset[str]()
+    target = Target(
+        "torch", "cuda:0", gpu_ceilings(gpu.name), folds_batch=True, writes_strided=True, kernels=kernels,
+        in_order=given["order"] == "C", memory="".join([subscripts.output[at] for at in given["memory"]]),
+    )  # fmt: skip
+    dtype = None if given["dtype"] is None else getattr(torch, given["dtype"])
+    numerics = backend.numerics_of(subscripts, operands, dtype, "safe")
+    plan = make_plan(subscripts, [backend.inspect(each) for each in operands], target, numerics, optimizer_of(call))
+    likeness = torch.empty(0, dtype=getattr(torch, numerics.compute), device="meta")
+    for step in plan.steps:
+        run = _emitted(step, given["precision"]) if isinstance(step, Fused) else None
+        if isinstance(run, Choice):
+            problem = StepProblem(run, [likeness] * len(step.reads), 0, True)
+            for name in problem.near():
+                way = problem.of_name(name)
+                launches = () if way is None else way.launches(True)
+                if launches:
+                    yield launches
+
+
+def _emitted(step: Fused, precision: str) -> Any:
+    """Return what runs a step, a choice unless it is small."""
+    if precision == "ieee":
+        return get_backend("torch").emit(step)
+    with allow_precision(precision):
+        return get_backend("torch").emit(step)
+
+
+def _words(error: BaseException) -> str:
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"

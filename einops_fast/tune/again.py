@@ -1,0 +1,74 @@
+"""A recorded call, made again of torch's tensors with other numbers in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from einops_fast.attention.attend import attend
+from einops_fast.attention.options import Options, Request
+from einops_fast.backends import get_backend
+from einops_fast.backends.torch.ops.fused import FUNCTIONS
+from einops_fast.einsum import plan_call
+from einops_fast.errors import EinsumError
+from einops_fast.observing.calls import Called, Layout
+from einops_fast.planning.layout import reach
+from einops_fast.planning.notation import Subscripts, parse
+from einops_fast.planning.plan import compile_plan
+
+__all__ = ["numbers_like", "optimizer_of", "request_of", "run_of", "subscripts_of"]
+
+
+def numbers_like(layout: Layout, device: Any) -> Any:
+    """Return a tensor of this layout: of random numbers, of zeros if they are whole, or without memory on ``meta``."""
+    dtype = getattr(torch, layout.dtype)
+    flat = torch.zeros(reach(layout.shape, layout.strides), dtype=dtype, device=device)
+    if dtype.is_floating_point and device != "meta":
+        flat.normal_()
+    return flat.as_strided(layout.shape, layout.strides).requires_grad_(layout.gradient)
+
+
+def run_of(call: Called, arrays: Sequence[Any]) -> Callable[..., Any]:
+    """Return what makes a call of arrays like these.
+
+    Raises:
+        EinsumError: there is no such operator.
+    """
+    if call.kind == "einsum":
+        given, backend = call.given, get_backend("torch")
+        dtype = None if given["dtype"] is None else getattr(torch, given["dtype"])
+        plan = plan_call(
+            subscripts_of(call), backend, arrays, dtype, "safe", optimizer_of(call), given["order"], given["memory"]
+        )
+        return compile_plan(plan, backend)
+    if call.kind == "attention":
+        request, names = request_of(call), call.given["names"]
+        return lambda *arrays: attend(request, dict(zip(names, arrays, strict=True)))
+    if call.what not in FUNCTIONS:
+        raise EinsumError(f"there is no operator {call.what!r} of torch's tensors")
+    run: Callable[..., Any] = FUNCTIONS[call.what](*arrays, *call.given["arguments"])
+    return run
+
+
+def subscripts_of(call: Called) -> Subscripts:
+    """Return the equation of a contraction."""
+    return parse(call.what, tuple([0 if each is None else len(each.shape) for each in call.arrays]))
+
+
+def optimizer_of(call: Called) -> Any:
+    """Return the order in which pairs were contracted."""
+    path = call.given["path"]
+    return path if path == "auto" else [tuple(pair) for pair in path]
+
+
+def request_of(call: Called) -> Request:
+    """Return what was asked for of an attention."""
+    given = call.given
+    options: dict[str, Any] = {
+        name: tuple(each) if isinstance(each, list) else each for name, each in given["options"].items()
+    }
+    sequence, longest = (None if given[name] is None else tuple(given[name]) for name in ("sequence", "longest"))
+    patterns = tuple([(name, pattern) for name, pattern in given["patterns"]])
+    return Request(call.what, sequence, Options(**options), patterns, longest)

@@ -1,0 +1,55 @@
+"""Compile and measure for the GPU of this machine what calls begin when they are made again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from einops_fast.observing.calls import Called
+from einops_fast.runtime import background
+from einops_fast.runtime.precision import allow_precision
+from einops_fast.runtime.tiers import settle_all
+from einops_fast.runtime.tuning import autotune
+
+__all__ = ["tune_here"]
+
+
+def tune_here(calls: Sequence[Called], device: int, told: Callable[[str, int, int], None]) -> list[tuple[Called, str]]:
+    """Make calls again, and choose for all that they begin; return those that failed, and why.
+
+    Args:
+        calls: of torch's tensors on a GPU.
+        device: the number of the one to tune for.
+        told: is told what has been done, for how many, and of how many.
+    """
+    import torch
+
+    from einops_fast.backends.torch.beginning import differentiate
+    from einops_fast.tune.again import numbers_like, run_of
+
+    background.take_all_processors()
+    failed, runs = [], []
+    with torch.cuda.device(device), autotune("auto"):
+        for done, call in enumerate(calls, 1):
+            try:
+                arrays = [None if each is None else numbers_like(each, f"cuda:{device}") for each in call.arrays]
+                with torch.set_grad_enabled(call.direction == "both"), _precision_of(call):
+                    run = run_of(call, arrays)
+                    runs.append(run)  # which keeps what it has begun
+                    results = run(*[each for each in arrays if each is not None] if call.kind == "einsum" else arrays)
+                    # A contraction's gradients are calls of their own.
+                    if call.kind != "einsum":
+                        differentiate(results, arrays)
+            except Exception as error:  # of a version that took other arguments, say, or for lack of memory
+                failed.append((call, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"))
+            told("called", done, len(calls))
+        torch.cuda.synchronize()
+        settle_all(told, compares=True)
+    return failed
+
+
+def _precision_of(call: Called) -> AbstractContextManager[Any]:
+    """What lets products of float32 have the precision that they had."""
+    precision = call.given.get("precision", "ieee")
+    return nullcontext() if precision == "ieee" else allow_precision(precision)

@@ -1,0 +1,54 @@
+"""The calls of a recorded run, and which of them can be tuned for."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from einops_fast import metrics
+from einops_fast.dtypes import FLOATS
+from einops_fast.errors import EinsumError
+from einops_fast.observing.calls import Called
+
+__all__ = ["read_calls", "why_not"]
+
+
+def read_calls(path: str | os.PathLike[str]) -> list[Called]:
+    """Return the calls in a table that metrics have written, or in all of a folder, each once.
+
+    Raises:
+        EinsumError: there is no such table, or a row of it can't be read.
+    """
+    path = Path(path)
+    if path.is_dir():
+        rows: Sequence[dict[str, str]] = metrics.read(path)["calls"]
+    else:
+        try:
+            with open(path, newline="", encoding="utf-8") as file:
+                rows = list(csv.DictReader(file))
+        except (OSError, UnicodeDecodeError, csv.Error) as error:
+            raise EinsumError(f"the table of calls can't be read: {error}") from None
+    if not rows:
+        raise EinsumError(f"there are no calls in {path}; record some with {metrics.VARIABLE}=calls:DIR")
+    return list(dict.fromkeys(map(Called.from_row, rows)))
+
+
+def why_not(call: Called, anywhere: bool) -> str | None:
+    """Return why there is nothing to tune for a call, in a few words; ``None`` if there is.
+
+    Args:
+        call: which one.
+        anywhere: whether calls count that didn't run on a GPU.
+    """
+    if call.backend != "torch":
+        return f"its arrays are of {call.backend}, and only torch's calls are made again"
+    if not (anywhere or call.device.startswith("cuda")):
+        return f"it ran on {call.device}, where nothing is compiled"
+    dtypes = {each.dtype for each in call.arrays if each is not None}
+    if not dtypes & {*FLOATS}:
+        return "it has no floating-point numbers"
+    if call.kind == "attention" and not dtypes <= {*FLOATS, "bool"}:
+        return "its lengths or pages can't be made up"
+    return None

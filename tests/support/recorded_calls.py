@@ -1,0 +1,50 @@
+"""Calls of a recorded run, as rows of the table of metrics have them."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from einops_fast.observing.calls import Called, Layout
+from einops_fast.planning.layout import contiguous_strides
+
+__all__ = ["attention_call", "einsum_call", "layout", "operator_call", "written"]
+
+
+def layout(*shape: int, dtype: str = "bfloat16", gradient: bool = False) -> Layout:
+    """Return that of an array in C order."""
+    return Layout(shape, contiguous_strides(shape), dtype, gradient)
+
+
+def einsum_call(equation: str, *arrays: Layout | None, device: str = "cuda:0", **options: Any) -> Called:
+    given = {"dtype": None, "memory": [], "order": "K", "path": "auto", "precision": "ieee", **options}
+    return _call("einsum", equation, arrays, given, device)
+
+
+def operator_call(name: str, arrays: Sequence[Layout | None], *arguments: Any, device: str = "cuda:0") -> Called:
+    return _call("operator", name, arrays, {"arguments": arguments}, device)
+
+
+def attention_call(*arrays: Layout, names: Sequence[str] = ("q", "k", "v"), device: str = "cuda:0") -> Called:
+    options = {"causal": True, "alignment": None, "window": [64, 0], "softcap": 0.0, "scale": None, "dropout_p": 0.0}
+    given = {"sequence": None, "patterns": [[name, None] for name in names[3:]], "longest": None, "options": options}
+    return _call(
+        "attention", "b i h d, b j h d, b j h e -> b i h e", arrays, {**given, "names": [*names]}, device
+    )  # fmt: skip
+
+
+def _call(kind: str, what: str, arrays: Sequence[Layout | None], options: Any, device: str) -> Called:
+    direction = "both" if any(each is not None and each.gradient for each in arrays) else "forward"
+    return Called(kind, what, tuple(arrays), json.dumps(options), "torch", device, direction)
+
+
+def written(path: Path, *calls: Called) -> Path:
+    """Write a table of them, and return the path."""
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, ["label", "calls", *Called._fields])
+        writer.writeheader()
+        writer.writerows({"label": "", "calls": "", **call.columns()} for call in calls)
+    return path
