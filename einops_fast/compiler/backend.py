@@ -30,7 +30,7 @@ def einops_fast_backend(
     """
     own = dict(options or {})
     then = own.pop("then", "inductor")
-    rewritten(module)
+    rewritten(module, fuses=then == "inductor" or callable(then))
     if then == "inductor":
         inductor: Any = torch._TorchCompileInductorWrapper
         return inductor(mode, own, None)(module, inputs)  # type: ignore[no-any-return]

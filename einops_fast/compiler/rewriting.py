@@ -18,6 +18,7 @@ from einops_fast.compiler.memory import name_what_is_written
 from einops_fast.compiler.nodes import same_size
 from einops_fast.compiler.report import Fusion, tell
 from einops_fast.compiler.safety import check
+from einops_fast.compiler.small_products import match_small_product
 from einops_fast.errors import EinsumError
 
 __all__ = ["rewritten"]
@@ -44,18 +45,27 @@ _REWRITES = (
 )
 """In this order, each in the whole graph. Nodes are asked from the last one on, so that a match is the longest."""
 
+_BEFORE_FUSING = (_Rewrite("small product", match_small_product),)
+"""For compilers that fuse elementwise functions alone."""
 
-def rewritten(module: GraphModule) -> int:
-    """Rewrite what is found in a graph, and in those within it, in place; return how many matches there were."""
+
+def rewritten(module: GraphModule, *, fuses: bool = True) -> int:
+    """Rewrite what is found in a graph, and in those within it, in place; return how many matches there were.
+
+    Args:
+        module: Dynamo's graph.
+        fuses: whether the compiler that gets the result fuses elementwise functions.
+    """
+    rewrites = (*_REWRITES, *(_BEFORE_FUSING if fuses else ()))
     # What is checkpointed has a graph of its own.
-    return sum([_rewritten(each) for each in module.modules() if isinstance(each, GraphModule)])
+    return sum([_rewritten(each, rewrites) for each in module.modules() if isinstance(each, GraphModule)])
 
 
-def _rewritten(module: GraphModule) -> int:
+def _rewritten(module: GraphModule, rewrites: Sequence[_Rewrite]) -> int:
     graph = module.graph
     name_what_is_written(graph)
     told: list[Fusion] = []
-    for rewrite in _REWRITES:
+    for rewrite in rewrites:
         gone = set[Node]()
         found = [_tried(rewrite, graph, node, gone) for node in reversed(list(graph.nodes)) if node not in gone]
         told += [fusion for fusion in reversed(found) if fusion is not None]

@@ -76,6 +76,40 @@ def test_dtypes_are_as_written() -> None:
     torch.testing.assert_close(found, attend(q, k, v), rtol=5e-2, atol=5e-2)
 
 
+@pytest.mark.parametrize("scaled", [False, True])
+def test_queries_and_keys_in_float32_for_their_product_are_read_as_they_were(scaled: bool) -> None:
+    seen: list[Any] = []
+
+    def keep(module: Any, inputs: Any) -> Any:
+        seen.append(module)
+        return module.forward
+
+    def program(q: Any, k: Any, v: Any) -> Any:
+        q = q.float() * 0.25 if scaled else q.float()
+        return (q @ k.transpose(1, 2).float().transpose(1, 2).mT).softmax(-1).to(v.dtype) @ v
+
+    given = operands(dtype=torch.bfloat16)
+    found = einops_fast.compile(program, then=keep)(*given)
+    torch.testing.assert_close(found, program(*given), rtol=2e-2, atol=2e-2)
+    (call,) = [node for node in seen[0].graph.nodes if getattr(node.target, "__name__", "") == "call_attention"]
+    assert [each.op for each in call.args[:3]] == ["placeholder"] * 3
+    exact = [each.detach().double().requires_grad_() for each in given]
+    own = torch.autograd.grad(found.double().square().sum(), given)
+    for one, other in zip(own, torch.autograd.grad(program(*exact).square().sum(), exact), strict=True):
+        assert (one.double() - other).norm() < 0.03 * other.norm()
+
+
+def test_values_in_float32_stay_there() -> None:
+    def program(q: Any, k: Any, v: Any) -> Any:
+        return (q.float() @ k.float().mT).softmax(-1) @ v.float()
+
+    given = operands(dtype=torch.bfloat16)
+    with fusions() as log:
+        found = einops_fast.compile(program, then="eager")(*given)
+    assert len(log.fused) == 1
+    torch.testing.assert_close(found, program(*given), rtol=1e-4, atol=1e-5)
+
+
 def test_inductor_gets_the_rest() -> None:
     def layer(q: Any, k: Any, v: Any) -> Any:
         return torch.nn.functional.gelu(attend(q, k, v).flatten(2)).sum(-1)

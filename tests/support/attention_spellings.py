@@ -221,3 +221,20 @@ def no_axis_of_queries(q, k, v):
 @spelling(*HEADS_FIRST)
 def scale_as_a_tensor(q, k, v):
     return (q @ k.mT / torch.sqrt(torch.tensor(float(D)))).softmax(-1) @ v
+
+
+@spelling((B, M, 2, H, D), (B, N, 2, H, D), (B, N, 2, H, E))
+def heads_of_two_letters(q, k, v):
+    weights = torch.einsum("bighd,bjghd->bghij", q, k).softmax(-1)
+    return torch.einsum("bghij,bjghe->bighe", weights, v).flatten(2)
+
+
+@spelling((B, M, H, D), (B, N, H, D), (B, N, H, E))
+def heads_in_the_middle_of_scores(q, k, v):
+    return torch.einsum("bihj,bjhe->bhie", torch.einsum("bihd,bjhd->bihj", q, k).mul(0.5).softmax(-1), v)
+
+
+@spelling((2, M, H, D), (2, N, D), (2, N, E))
+def queries_and_heads_in_one_axis(q, k, v):
+    weights = torch.bmm(q.reshape(2, M * H, D), k.mT).softmax(-1)
+    return torch.bmm(weights, v).view(2, M, H, E)
