@@ -363,17 +363,9 @@ def _device(options: argparse.Namespace) -> int:
 
 def _measure_devices(names: Sequence[str]) -> list[str]:
     """Measure one device of each name by torch; return the names of those that couldn't be."""
-    from einops_fast.backends.gpu_rates import keep_rates, measured_rates
-    from einops_fast.backends.torch.rates import TorchBench
+    from einops_fast.backends.torch.rates import measure_now
 
-    undone = []
-    for name in dict.fromkeys(names):
-        rates = measured_rates(TorchBench(names.index(name), sets_precision=True))
-        if rates is None:
-            undone.append(name)
-        else:
-            keep_rates(name, rates)
-    return undone
+    return [name for name in dict.fromkeys(names) if not measure_now(names.index(name))]
 
 
 def _cells(entry: disk_cache.Entry) -> list[str]:

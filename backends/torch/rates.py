@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from einops_fast.backends.gpu_driver import unbound_from_captures
-from einops_fast.backends.gpu_rates import AHEAD, Bench, Slice, measure_behind
+from einops_fast.backends.gpu_rates import AHEAD, Bench, Slice, keep_rates, measure_behind, measured_rates
 from einops_fast.backends.torch.backend import fp32_precision
 from einops_fast.backends.torch.memory import TorchMemory
 
-__all__ = ["TorchBench", "measure_when_idle"]
+__all__ = ["TorchBench", "measure_now", "measure_when_idle"]
 
 _cuda: Any = torch.cuda
 
@@ -110,6 +110,14 @@ class TorchBench(Bench):
             sleep(_POLL)
         ahead, seconds = before.elapsed_time(start) / 1e3, start.elapsed_time(end) / 1e3
         return Slice(ahead, seconds, queued - began, queued - middle, self._default.query())
+
+
+def measure_now(number: int) -> bool:
+    """Measure a device, and write down what was measured; return whether it could be, or other work disturbed it."""
+    rates = measured_rates(TorchBench(number, sets_precision=True))
+    if rates is not None:
+        keep_rates(torch.cuda.get_device_name(number), rates)
+    return rates is not None
 
 
 def measure_when_idle(number: int) -> None:

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextvars import ContextVar
+from typing import Any, TypeVar
 
 from einops_fast.errors import EinsumError
 from einops_fast.runtime.blocks import Setting, holding, traced_value
 
-__all__ = ["ANY_SIZE", "MODES", "autotune", "current_mode", "holds", "is_reproducible", "traced_mode", "unchecked_mode"]
+__all__ = [
+    "ANY_SIZE", "MODES", "autotune", "by_any_size", "current_mode", "holds", "is_reproducible", "traced_mode",
+    "unchecked_mode",
+]  # fmt: skip
 
 MODES = ("auto", "wait", "never", "always", "reproducible")
 """What :func:`autotune` takes."""
 
 ANY_SIZE = "any size"
 """The mode of calls that take, of the kernels along rows, those that serve any size. The runtime alone sets it."""
+
+T = TypeVar("T")
 
 _VARIABLE = "EINOPS_FAST_AUTOTUNE"
 
@@ -61,6 +68,19 @@ def autotune(mode: str) -> Setting:
         'never'
     """
     return holding(_mode, _checked(mode, "the mode of autotune"), "autotune")
+
+
+def by_any_size(run: Callable[..., T]) -> Callable[..., T]:
+    """Return what calls a function in the mode :data:`ANY_SIZE`, in less time than a block takes."""
+
+    def inside(*arguments: Any) -> T:
+        before = _mode.set(ANY_SIZE)
+        try:
+            return run(*arguments)
+        finally:
+            _mode.reset(before)
+
+    return inside
 
 
 def current_mode(override: str | None = None) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from einops_fast.backends.gpu_rates import recall_rates
 from einops_fast.observing.calls import Called
 from einops_fast.runtime import background
 from einops_fast.runtime.precision import allow_precision
@@ -26,9 +27,13 @@ def tune_here(calls: Sequence[Called], device: int, told: Callable[[str, int, in
     import torch
 
     from einops_fast.backends.torch.beginning import differentiate
+    from einops_fast.backends.torch.rates import measure_now
     from einops_fast.tune.again import numbers_like, run_of
 
     background.take_all_processors()
+    if recall_rates(torch.cuda.get_device_name(device)) is None:
+        # Plans are priced by these, and nothing else is to be measured beside what follows.
+        measure_now(device)
     failed, runs = [], []
     with torch.cuda.device(device), autotune("auto"):
         for done, call in enumerate(calls, 1):

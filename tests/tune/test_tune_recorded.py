@@ -99,6 +99,8 @@ def test_calls_that_fail_are_left_out(tmp_path: Path, monkeypatch: pytest.Monkey
     told: list[tuple[str, int, int]] = []
     monkeypatch.setattr(torch.cuda, "device", lambda number: nullcontext())
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: "H200")
+    monkeypatch.setattr(here, "recall_rates", lambda name: name)
     monkeypatch.setattr(here.background, "take_all_processors", lambda: None)
     monkeypatch.setattr(here, "settle_all", lambda told, compares: told("settled", compares, True))
     make = again.numbers_like

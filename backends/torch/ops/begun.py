@@ -19,7 +19,7 @@ from einops_fast.runtime.choosing import agree
 from einops_fast.runtime.measuring import ROWS, record_of, time_runs
 from einops_fast.runtime.plan_cache import emptied_with_plans, keep
 from einops_fast.runtime.tiers import Run
-from einops_fast.runtime.tuning import ANY_SIZE, autotune, current_mode
+from einops_fast.runtime.tuning import autotune, by_any_size, current_mode
 
 __all__ = ["Calls", "begins_with_library", "begun"]
 
@@ -118,7 +118,7 @@ class _OperatorProblem(CallProblem[_Way]):
         self._runs = {
             _LIBRARY: calls.library if first.is_contiguous() else _in_order(calls.library),
             _KERNELS: calls.kernels,
-            _ANY_SIZE: autotune(ANY_SIZE)(calls.kernels),
+            _ANY_SIZE: by_any_size(calls.kernels),
         }
 
     def near(self) -> Sequence[str]:
