@@ -8,6 +8,7 @@ from einops_fast.profiles.einsum.study import EinsumStudy
 from einops_fast.profiles.first_calls.study import FirstCallsStudy
 from einops_fast.profiles.ops.study import OpsStudy
 from einops_fast.profiles.overhead.study import OverheadStudy
+from einops_fast.profiles.programs.study import ProgramsStudy
 from einops_fast.profiles.study import Study
 
 __all__ = ["STUDIES"]
@@ -19,4 +20,5 @@ STUDIES: dict[str, Study] = {
     "attention": AttentionStudy(),
     "ops": OpsStudy(),
     "first-calls": FirstCallsStudy(),
+    "programs": ProgramsStudy(),
 }

@@ -1,0 +1,1 @@
+"""Whole programs, unmodified: eager, compiled by torch, and compiled with ours."""

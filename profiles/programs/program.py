@@ -1,0 +1,149 @@
+"""One program, one way, in a process of its own: ``python -m einops_fast.profiles.programs.program JOB``.
+
+The process tells what its first steps took, waits for a line, and then tells what its steps take.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import asdict, replace
+from statistics import median, quantiles
+from time import perf_counter
+from typing import Any
+
+import torch
+
+import einops_fast
+from einops_fast.nn import optimize
+from einops_fast.profiles.frameworks import Framework, Unavailable, load
+from einops_fast.profiles.programs.cases import FAMILIES
+from einops_fast.profiles.programs.job import Found, Job
+from einops_fast.profiles.programs.models import MODELS, Program
+
+__all__ = ["COMPILERS", "measured"]
+
+FIRST_STEPS = 4  # Whose losses are compared
+ROUNDS, SECONDS = 7, 0.4  # Of as many steps as take so long
+
+Wrapped = Callable[[Program], Callable[..., Any]]
+
+
+def _optimized(program: Program) -> Callable[..., Any]:
+    optimize(program.module)
+    return program.module
+
+
+def _named(program: Program) -> Callable[..., Any]:
+    if program.named is None:
+        raise Unavailable("it isn't one call of attention")
+    return program.named
+
+
+def _compiled_by_name(program: Program) -> Callable[..., Any]:
+    _optimized(program)
+    return torch.compile(program.module)
+
+
+COMPILERS: dict[str, Wrapped] = {
+    "eager": lambda program: program.module,
+    "compile": lambda program: torch.compile(program.module),
+    "max-autotune": lambda program: torch.compile(program.module, mode="max-autotune-no-cudagraphs"),
+    "ours": lambda program: einops_fast.compile(program.module),
+    "optimize": _optimized,
+    "optimize+compile": _compiled_by_name,
+    "attention()": _named,
+}
+"""How each way has a program run."""
+
+
+class Step:
+    """A step of a program: the next batch, both ways where it is trained, and an update of its weights."""
+
+    def __init__(self, program: Program, call: Callable[..., Any], *, trained: bool) -> None:
+        self.program, self.call, self.trained, self.at = program, call, trained, 0
+        weights = [each for each in program.module.parameters() if each.requires_grad]
+        fused = bool(weights) and weights[0].is_cuda
+        self.update = torch.optim.AdamW(weights, lr=1e-4, fused=fused) if trained and weights else None
+
+    def __call__(self) -> Any:
+        batch = self.program.batches[self.at % len(self.program.batches)]
+        self.at += 1
+        if not self.trained:
+            with torch.no_grad():
+                return self.call(*batch)
+        made = self.call(*batch)
+        made.backward(self.program.cotangent)
+        if self.update is None:
+            for each in batch:
+                each.grad = None
+        else:
+            self.update.step()
+            self.update.zero_grad()
+        return made.detach()
+
+
+def measured(job: Job, framework: Framework) -> Iterator[Found]:
+    """Make the first steps, whose compilers begin with nothing; then measure the next ones."""
+    from einops_fast.profiles.programs import pretrained  # noqa: F401  adds models to the others
+
+    [case] = [each for each in FAMILIES["public"] if each.name == job.case]
+    case = case.scaled(job.device, job.dtype)
+    device = "cuda" if job.device == "gpu" else "cpu"
+    torch.manual_seed(0)
+    program = MODELS[case.model](case.extents, device, getattr(torch, job.dtype))
+    step = Step(program, COMPILERS[job.what](program), trained=case.trained)
+    with einops_fast.fusions() if job.what == "ours" else nullcontext() as log:
+        framework.synchronize()
+        start = perf_counter()
+        losses = [_told(step())]
+        first = perf_counter() - start
+        losses += [_told(step()) for _ in range(max(FIRST_STEPS, len(program.batches)) - 1)]
+        passed = perf_counter() - start
+        einops_fast.wait_for_kernels()
+        kernels = perf_counter() - start
+        for _ in range(2 * len(program.batches)):
+            step()
+        framework.synchronize()
+    found = Found(losses, first, passed, kernels, fused=len(log.fused) if log else 0)
+    yield found
+    if job.device == "gpu":
+        torch.cuda.reset_peak_memory_stats()
+    start = perf_counter()
+    step()
+    framework.synchronize()
+    times = max(1, round(SECONDS / (perf_counter() - start) / len(program.batches))) * len(program.batches)
+    hosts, steps = zip(*[_round(step, times, framework) for _ in range(ROUNDS)], strict=True)
+    lower, middle, upper = quantiles(steps, n=4)
+    peak = torch.cuda.max_memory_allocated() if job.device == "gpu" else 0
+    yield replace(found, step=middle, spread=upper - lower, host=median(hosts), peak=peak)
+
+
+def _round(step: Step, times: int, framework: Framework) -> tuple[float, float]:
+    """Return seconds of a step: until the host is through, and until the device is."""
+    start = perf_counter()
+    for _ in range(times):
+        step()
+    queued = perf_counter() - start
+    framework.synchronize()
+    return queued / times, (perf_counter() - start) / times
+
+
+def _told(made: Any) -> float:
+    """Return the loss, or how large a result is."""
+    return float(made.detach().float().square().mean().sqrt())
+
+
+def main(text: str) -> None:
+    """Do the job that this text describes; wait for a line before what is timed."""
+    job = Job(**json.loads(text))
+    found = measured(job, load("torch", job.device, job.threads))
+    print(json.dumps(asdict(next(found))), flush=True)
+    sys.stdin.readline()
+    print(json.dumps(asdict(next(found))), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
