@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from quick_interpreter import hurry
 
+from einops_fast.backends import gpu_rates
 from einops_fast.runtime import new_shapes
 
 # "ci" tries the same examples on every run, so that a red run can be repeated; "long" goes looking for new
@@ -83,6 +84,12 @@ def planned_at_the_first_call() -> Iterator[None]:
 def new_shapes_only() -> None:
     """No test's calls depend on the shapes that others called with."""
     new_shapes.by_question.clear()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def rates_of_gpus_when_they_are_asked_for() -> None:
+    """No test's memory or time is that of a measurement beside it."""
+    gpu_rates._START = 3600.0
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

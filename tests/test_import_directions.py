@@ -59,7 +59,7 @@ IMPORTED = {
         "face words planning runtime observing attention backends backends.torch backends.torch.attention "
         "backends.torch.ops backends.triton.launching backends.triton.contraction"
     ),
-    "profiles": "face words runtime attention ops backends",
+    "profiles": "face words runtime attention ops nn backends",
     "backends": "face words planning runtime patching",
     "backends.cupy": "planning runtime backends",
     "backends.mxnet": "words planning patching attention backends",
@@ -90,7 +90,7 @@ IN_FUNCTIONS = {
     "compiler": "backends.torch.ops",
     "attention": "backends.mxnet backends.torch backends.torch.attention",
     "ops": "backends.torch.ops",
-    "profiles": "planning nn backends.mxnet",
+    "profiles": "planning backends.mxnet",
     "backends.cupy": "backends.triton.contraction",
     "backends.torch": "face backends.triton.contraction backends.triton.launching",
     "backends.torch.ops": "backends.triton.device backends.triton.contraction backends.triton.rows",

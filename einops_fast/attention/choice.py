@@ -99,7 +99,7 @@ def choose(
     if quiet:
         best = able[0]
         for way in able[1:]:  # not max(), which can't be traced with a key
-            if way.efficiency_in(spec.dtype) > best.efficiency_in(spec.dtype):
+            if way.efficiency_for(spec) > best.efficiency_for(spec):
                 best = way
         return Decision(best, "the one that is the fastest where nothing is in its way", answers, final=False)
     # Imported when it is needed: it reads the disk, and there may be no GPU.

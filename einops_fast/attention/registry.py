@@ -97,11 +97,11 @@ class Implementation(ABC):
         # Imported here because it is about implementations.
         from einops_fast.attention.prediction import fused_seconds
 
-        return fused_seconds(spec, on, self.efficiency_in(spec.dtype))
+        return fused_seconds(spec, on, self.efficiency_for(spec))
 
-    def efficiency_in(self, dtype: str) -> float:
-        """Return the share of the peak that it reaches in a dtype."""
-        return self.efficiencies.get(dtype, self.efficiency)
+    def efficiency_for(self, spec: AttentionSpec) -> float:
+        """Return the share of the peak that it reaches at best in such calls."""
+        return self.efficiencies.get(spec.dtype, self.efficiency)
 
     @abstractmethod
     def run(self, spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Any, Any]:

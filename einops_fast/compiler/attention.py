@@ -27,7 +27,7 @@ from einops_fast.compiler.quotient import Quotient, quotient_of
 from einops_fast.compiler.softmax import LAST_STEPS, Softmax, largest_of, logs_of, softmax_of
 from einops_fast.compiler.views import broadcast, is_cast, permutation_of, seen_through
 
-__all__ = ["match_attention"]
+__all__ = ["Reader", "match_attention"]
 
 _BETWEEN = frozenset(
     "dropout to type_as type float half bfloat16 double contiguous clone detach reshape flatten unflatten expand "
@@ -61,7 +61,7 @@ def match_attention(node: Node) -> Attention | None:
             if product is None or not product.summed:
                 continue
             weights, values = product.operands[::-1] if right else product.operands
-            reader = _Reader(product.summed, whole)
+            reader = Reader(product.summed, whole)
             try:
                 if quotient is not None:
                     reader.begin_at(quotient)
@@ -87,7 +87,7 @@ def _leads_to_softmax(node: Any) -> bool:
     return False
 
 
-class _Reader:
+class Reader:
     """Follows one match through the graph."""
 
     def __init__(self, keys: tuple[Label, ...], whole: bool) -> None:

@@ -50,7 +50,7 @@ class Attention:
         q, k, v: the operands, as they lie in memory.
         keys: the label that is summed over.
         features: the label that q and k are multiplied along.
-        scale: of the products of q and k.
+        scale: of the products of q and k; ``None`` for the square root of their width.
         softcap: as in :func:`einops_fast.attention`.
         dropout_p: of the weights.
         biases: what is added to the scores.
@@ -60,6 +60,7 @@ class Attention:
         logs: nodes that are the log-sum-exp of the scores, each with what indexes it, and whether it is NaN where all
             scores are ``-inf``.
         inner: nodes between the operands and the result; they may have no other use.
+        band: keys that are shown without a mask.
     """
 
     node: Node
@@ -69,7 +70,7 @@ class Attention:
     v: Read
     keys: tuple[Label, ...]
     features: tuple[Label, ...]
-    scale: float
+    scale: float | None
     softcap: float
     dropout_p: float
     biases: list[Read]
@@ -77,6 +78,7 @@ class Attention:
     hidden: str
     logs: list[tuple[Node, Dims, bool]] = field(default_factory=list)
     inner: list[Node] = field(default_factory=list)
+    band: Band | None = None
 
     what = "attention"
 
@@ -166,7 +168,7 @@ class Attention:
     def _band(self, queries: Label | None, keys: Label) -> tuple[Band | None, list[Mask], list[Read]]:
         """Return the keys that masks and biases show which are made in the graph, and the other masks and biases."""
         square = queries is not None and bool(queries.size == keys.size)
-        band: Band | None = None
+        band = self.band
         masks, biases, fills = [], [], []
         for mask in self.masks:
             found = self._band_of(mask.read, mask.seen, queries, keys)
@@ -178,6 +180,8 @@ class Attention:
                 fills.append(mask.fill)
         for bias in self.biases:
             found = self._band_of(bias, None, queries, keys) if bias.factor > 0 else None
+            if self.hidden == "zeros" and found is not None and not self._is_alike(found, queries, keys):
+                found = None
             both = found if band is None or found is None else band.meets(found, square)
             band = both or band
             if both is None:
@@ -186,6 +190,11 @@ class Attention:
                 fills.append(found.fill * bias.factor)
         self._check_fills(fills)
         return band, masks, biases
+
+    def _is_alike(self, band: Band, queries: Label | None, keys: Label) -> bool:
+        """Return whether rows without a key, in which a bias has the same large number everywhere, don't matter."""
+        extents = 1 if queries is None else queries.size, keys.size
+        return not band.fill or band.fill == -math.inf or band.shows_each_query_a_key(*extents)
 
     def _band_of(self, read: Read, seen: bool | None, queries: Label | None, keys: Label) -> Band | None:
         dims = [expanded(dim) for dim in read.dims]

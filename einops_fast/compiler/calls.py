@@ -27,7 +27,7 @@ def call_attention(
     causal: str | bool,
     window: tuple[int | None, int | None] | None,
     alignment: str | None,
-    numbers: tuple[float, float, float],
+    numbers: tuple[float | None, float, float],
     empty: str,
     return_lse: bool,
     dtype: torch.dtype,

@@ -12,6 +12,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from einops_fast.compiler.attention import match_attention
 from einops_fast.compiler.chains import match_chain
+from einops_fast.compiler.library_attention import match_library_attention
 from einops_fast.compiler.losses import match_loss
 from einops_fast.compiler.match import Inserted, Match, Miss
 from einops_fast.compiler.memory import name_what_is_written
@@ -40,6 +41,7 @@ class _Rewrite(NamedTuple):
 
 _REWRITES = (
     _Rewrite("attention", match_attention),
+    _Rewrite("attention", match_library_attention),
     _Rewrite("linear cross entropy", match_loss),
     _Rewrite("chain", match_chain),
 )

@@ -46,7 +46,7 @@ def triton_attention(spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Any,
         out, lse = attention_forward(*arrays, *constants(spec))
         return out, lse if spec.lse else None
     q, k, v, bias, *_ = arrays
-    call, extras = call_of(spec, arrays), extras_of(arrays)
+    call, extras = call_of(spec, arrays, lambda: spec), extras_of(arrays)
     differentiable = q, k, v, bias, inputs.sinks
     if torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in differentiable):
         return _differentiable(call, q, k, v, extras)

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from einops_fast.attention.spec import AttentionSpec
+from einops_fast.backends.torch.attention import ahead
 from einops_fast.backends.torch.attention.call import DIFFERENTIABLE, differentiated_twice
-from einops_fast.backends.torch.attention.layouts import result_layout
-from einops_fast.backends.torch.attention.runs import backward, forward
+from einops_fast.backends.torch.attention.layouts import extras_of, result_layout
+from einops_fast.backends.torch.attention.runs import AttentionCall, call_of
 from einops_fast.backends.torch.operator import Operator
 from einops_fast.backends.triton.launching.launch import accumulator
 from einops_fast.dtypes import dtype_name
@@ -31,7 +32,7 @@ _CONSTANTS = (
     "float scale, bool causal, str alignment, int? left, int? right, float softcap, float dropout_p, int[] order, "
     "bool deterministic, SymInt longest_q, SymInt longest_kv"
 )
-_ARRAY_COUNT = 14
+_ARRAY_COUNT, _ORDER = 14, 7  # Where the order, which is a list, is among the numbers
 
 
 def constants(spec: AttentionSpec) -> tuple[Any, ...]:
@@ -87,9 +88,22 @@ def spec_of(arrays: Sequence[Any], numbers: Sequence[Any]) -> AttentionSpec:
     )
 
 
+def _call(arrays: tuple[Any, ...], numbers: tuple[Any, ...]) -> AttentionCall:
+    """Return the call of such arrays, from the numbers alone where there was one like it."""
+    return call_of(_question(numbers), arrays, lambda: spec_of(arrays, numbers))
+
+
+def _question(numbers: Sequence[Any]) -> tuple[Any, ...]:
+    """Return the numbers of a call as something that can be hashed."""
+    return (*numbers[:_ORDER], *numbers[_ORDER], *numbers[_ORDER + 1 :])
+
+
 def _compute(*arguments: Any) -> tuple[Any, Any]:
+    if ahead.pending:
+        ahead.wait()
     arrays, numbers = arguments[:_ARRAY_COUNT], arguments[_ARRAY_COUNT:]
-    return forward(spec_of(arrays, numbers), tuple(arrays))
+    q, k, v, *_ = arrays
+    return _call(arrays, numbers).forward(q, k, v, extras_of(arrays))
 
 
 def _shapes(*arguments: Any) -> tuple[Any, Any]:
@@ -98,16 +112,34 @@ def _shapes(*arguments: Any) -> tuple[Any, Any]:
     spec = spec_of(arrays, numbers)
     shape, strides = result_layout(spec, q.shape[-2])
     lse = q.new_empty(shape[:-1], dtype=getattr(torch, accumulator(spec.dtype)))
+
+    def rehearsal(like: list[Any]) -> None:
+        call, (q, k, v, *_) = AttentionCall(spec_of(like, numbers), tuple(like)), like
+        call.forward(q, k, v, extras_of(tuple(like)))
+
+    ahead.compile_ahead(("forward", *_question(numbers)), arrays, rehearsal)
     return q.new_empty_strided(shape, strides), lse
 
 
 def _gradients(out: Any, lse: Any, d_out: Any, d_lse: Any, *arguments: Any) -> Any:
+    if ahead.pending:
+        ahead.wait()
     arrays, wanted, numbers = arguments[:_ARRAY_COUNT], arguments[_ARRAY_COUNT], arguments[_ARRAY_COUNT + 1 :]
-    return backward(spec_of(arrays, numbers), tuple(arrays), out, lse, d_out, d_lse, wanted)
+    q, k, v, *_ = arrays
+    return _call(arrays, numbers).backward(q, k, v, extras_of(arrays), out, lse, d_out, d_lse, tuple(wanted))
 
 
 def _gradient_shapes(out: Any, lse: Any, d_out: Any, d_lse: Any, *arguments: Any) -> Any:
     differentiable, wanted = [arguments[at] for at in DIFFERENTIABLE], arguments[_ARRAY_COUNT]
+    numbers = arguments[_ARRAY_COUNT + 1 :]
+
+    def rehearsal(like: list[Any]) -> None:
+        out, lse, d_out, d_lse, *arrays = like
+        call, (q, k, v, *_) = AttentionCall(spec_of(arrays, numbers), tuple(arrays)), arrays
+        call.backward(q, k, v, extras_of(tuple(arrays)), out, lse, d_out, d_lse, tuple(wanted))
+
+    results = out, lse, d_out, d_lse
+    ahead.compile_ahead(("backward", *wanted, *_question(numbers)), (*results, *arguments[:_ARRAY_COUNT]), rehearsal)
     return tuple(
         [
             each.new_empty_strided(each.shape, dense_strides(each.shape, each.stride())) if is_wanted else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import lru_cache, partial
 from math import prod
 from typing import Any
@@ -22,14 +22,13 @@ from einops_fast.backends.torch.attention.layouts import (
     Given,
     dtype_of,
     example,
-    extras_of,
     kernel_layouts,
     layout_of,
     neighbouring,
-    precision_of,
     problem_of,
     result_layout,
 )
+from einops_fast.backends.torch.backend import fp32_precision
 from einops_fast.backends.torch.memory import TorchMemory
 from einops_fast.backends.triton.attention.arguments import NO_EXTRAS, Extras
 from einops_fast.backends.triton.attention.plan import forward_plan
@@ -37,7 +36,7 @@ from einops_fast.backends.triton.launching.launch import accumulator
 from einops_fast.planning.layout import contiguous_strides
 from einops_fast.runtime.plan_cache import emptied_with_plans, keep
 
-__all__ = ["AttentionCall", "Differentiated", "backward", "call_of", "forward"]
+__all__ = ["AttentionCall", "Differentiated", "call_of"]
 
 MEMORY = TorchMemory()
 
@@ -182,29 +181,20 @@ class AttentionCall:
 _calls: dict[Any, AttentionCall] = emptied_with_plans({})
 
 
-def call_of(spec: AttentionSpec, arrays: Arrays) -> AttentionCall:
-    """Return the call of arrays in canonical order, made once for those that are alike."""
-    key = (spec, *_key(spec, arrays))
+def call_of(question: Hashable, arrays: Arrays, spec_of: Callable[[], AttentionSpec]) -> AttentionCall:
+    """Return the call of arrays in canonical order, made once for those that are alike.
+
+    Args:
+        question: what the spec follows from, for arrays of these layouts; the spec itself, say.
+        arrays: those of a call.
+        spec_of: makes the spec.
+    """
+    key = question, *_key(arrays)
     found = _calls.get(key)
     if found is None:
-        found = AttentionCall(spec, arrays)
+        found = AttentionCall(spec_of(), arrays)
         keep(_calls, key, found)
     return found
-
-
-def forward(spec: AttentionSpec, arrays: Arrays) -> tuple[Any, Any]:
-    """Return the result and the logarithms of arrays in canonical order, without regard to gradients."""
-    q, k, v, *_ = arrays
-    return call_of(spec, arrays).forward(q, k, v, extras_of(arrays))
-
-
-def backward(
-    spec: AttentionSpec, arrays: Arrays, out: Any, lse: Any, d_out: Any, d_lse: Any, wanted: Sequence[bool]
-) -> Differentiated:
-    """Return the gradients of q, k, v, the bias and the sinks; see :meth:`AttentionCall.backward`."""
-    q, k, v, *_ = arrays
-    call = call_of(spec, arrays)
-    return call.backward(q, k, v, extras_of(arrays), out, lse, d_out, d_lse, tuple(wanted))
 
 
 @lru_cache(maxsize=64)
@@ -216,10 +206,8 @@ def _device(device: int) -> tuple[tuple[int, int], int]:
     return (properties.major, properties.minor), int(properties.multi_processor_count)
 
 
-def _key(spec: AttentionSpec, arrays: Arrays) -> tuple[Any, ...]:
-    """Return what a plan depends on apart from the spec, which has most shapes."""
-    q, k, v, *others = arrays
-    return (
-        q.get_device(), precision_of(spec), q.shape, q.stride(), k.shape, k.stride(), v.stride(),
-        *[None if each is None else (each.shape, each.stride(), each.dtype) for each in others],
-    )  # fmt: skip
+def _key(arrays: Arrays) -> tuple[Any, ...]:
+    """Return what a plan depends on apart from what a spec follows from."""
+    q = arrays[0]
+    layouts = [None if each is None else (each.shape, each.stride(), each.dtype) for each in arrays]
+    return q.get_device(), fp32_precision() if q.dtype == torch.float32 else "", *layouts

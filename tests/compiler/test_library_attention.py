@@ -1,0 +1,133 @@
+"""Calls of torch's own attention are replaced where ours is faster, with the same values and gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+
+from einops_fast.compiler import library_attention  # noqa: E402
+from einops_fast.compiler.backend import einops_fast_backend  # noqa: E402
+from einops_fast.compiler.report import FusionLog, fusions  # noqa: E402
+
+attend = torch.nn.functional.scaled_dot_product_attention
+LEAST = torch.finfo(torch.float32).min
+
+
+def packed(x: Any, w: Any) -> Any:
+    q, k, v = (x @ w).unflatten(-1, (4, 3, 8)).unbind(3)
+    q, k, v = (each.transpose(1, 2) for each in (q, k, v))
+    return attend(q, k, v, is_causal=True).transpose(1, 2).reshape(*x.shape[:2], 32)
+
+
+def square(q: Any, k: Any) -> Any:
+    return torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril()
+
+
+SELF, CROSS = [(2, 4, 6, 8)] * 3, [(2, 4, 6, 8), (2, 4, 9, 8), (2, 4, 9, 5)]
+LONGER = [(2, 4, 9, 8), (2, 4, 6, 8), (2, 4, 6, 8)]
+GROUPED, SHARED = [(2, 4, 6, 8), (2, 2, 9, 8), (2, 2, 9, 8)], [(2, 4, 6, 8), (2, 1, 9, 8), (2, 1, 9, 8)]
+
+# The function, the shapes of its operands, and what is in the pattern.
+MADE: dict[str, tuple[Callable[..., Any], list[Any], str]] = {
+    "hides nothing": (lambda q, k, v: attend(q, k, v, torch.ones(6, 6, dtype=torch.bool)), SELF, "a b c d, a b e d"),
+    "causal": (lambda q, k, v: attend(q, k, v, square(q, k)), SELF, "a b c d, a b e d"),
+    "causal, other lengths": (lambda q, k, v: attend(q, k, v, square(q, k)), CROSS, "a b e f"),
+    "added infinity": (lambda q, k, v: attend(q, k, v, torch.full((6, 6), -torch.inf).triu(1)), SELF, ""),
+    "added number": (lambda q, k, v: attend(q, k, v, torch.full((6, 6), LEAST).triu(1)[None, None]), SELF, ""),
+    "rows hidden by a number": (lambda q, k, v: attend(q, k, v, torch.full((9, 6), LEAST).tril(-1)), LONGER, ""),
+    "rows hidden by infinity": (lambda q, k, v: attend(q, k, v, torch.full((9, 6), -torch.inf).tril(-1)), LONGER, ""),
+    "heads that share keys": (
+        lambda q, k, v: attend(q, k, v, torch.ones(6, 9, dtype=torch.bool), enable_gqa=True), GROUPED, "a b f e"
+    ),
+    "order of the result": (
+        lambda q, k, v: attend(q, k, v, square(q, k)).transpose(1, 2).contiguous().view(2, 6, -1), SELF, "-> a c b f"),
+}  # fmt: skip
+GIVEN: dict[str, tuple[Callable[..., Any], list[Any], str]] = {
+    "plain": (attend, SELF, "a b c d, a b e d, a b e f -> a b c f"),
+    "causal": (lambda q, k, v: attend(q, k, v, is_causal=True), CROSS, ""),
+    "scaled": (lambda q, k, v: attend(q, k, v, scale=0.3), SELF, ""),
+    "a mask": (lambda q, k, v, m: attend(q, k, v, m > 0), [*SELF, (2, 1, 6, 6)], ""),
+    "rows without a key": (lambda q, k, v, m: attend(q, k, v, m > 1), [*SELF, (2, 4, 6, 6)], ""),
+    "a bias": (lambda q, k, v, m: attend(q, k, v, attn_mask=m), [*SELF, (4, 6, 6)], ""),
+    "a bias of keys": (attend, [*CROSS, (2, 1, 1, 9)], ""),
+    "grouped": (lambda q, k, v: attend(q, k, v, enable_gqa=True), GROUPED, "a b c d e, a b f e, a b f g"),
+    "one head of keys": (lambda q, k, v: attend(q, k, v, enable_gqa=True), SHARED, "a e d, a e f"),
+    "a batch for all": (attend, [SELF[0], (1, 4, 6, 8), (1, 4, 6, 8)], "b e d, b e f"),
+    "three axes": (attend, [(2, 6, 8)] * 3, ""),
+    "five axes": (attend, [(2, 3, 4, 6, 8)] * 3, ""),
+    "packed": (packed, [(2, 6, 32), (32, 96)], "a b c d, a e c d, a e c f -> a b c f"),
+}
+
+
+def check(function: Callable[..., Any], shapes: list[Any], **options: Any) -> FusionLog:
+    generator = torch.Generator().manual_seed(0)
+    operands = [torch.randn(shape, generator=generator, requires_grad=True) for shape in shapes]
+
+    def results(called: Any, given: list[Any]) -> list[Any]:
+        result = called(*given)
+        weight = torch.linspace(-1, 1, result.numel(), dtype=result.dtype).view(result.shape)
+        return [result, *torch.autograd.grad((result * weight).sum(), given, materialize_grads=True)]
+
+    expected = results(function, [each.detach().double().requires_grad_() for each in operands])
+    torch._dynamo.reset()
+    with fusions() as log:
+        found = results(
+            torch.compile(function, backend=einops_fast_backend, options={"then": "eager"}, **options), operands
+        )
+    for own, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(own.double(), wanted, rtol=2e-4, atol=1e-4)
+    return log
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_a_mask_that_is_made_in_the_program_is_replaced(name: str) -> None:
+    function, shapes, pattern = MADE[name]
+    log = check(function, shapes)
+    assert [pattern in each.pattern for each in log.fused] == [True], str(log)
+    assert not log.missed
+
+
+def test_sizes_that_change() -> None:
+    log = check(lambda q, k, v: attend(q, k, v, square(q, k)), CROSS, dynamic=True)
+    assert len(log.fused) == 1, str(log)
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_every_call_can_be_replaced(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library_attention, "_is_faster", lambda q, k, mask: True)
+    function, shapes, pattern = GIVEN[name]
+    log = check(function, shapes)
+    assert [pattern in each.pattern for each in log.fused] == [True], str(log)
+
+
+@pytest.mark.parametrize("name", ["plain", "causal", "a mask", "a bias"])
+def test_what_the_library_does_as_fast_is_left(name: str) -> None:
+    function, shapes, _ = GIVEN[name]
+    log = check(function, shapes)
+    assert not log.fused
+    assert not log.missed
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "mask", "capability", "faster"),
+    [
+        ((4, 16, 1024, 64), "bfloat16", False, (9, 0), True),
+        ((4, 16, 1024, 64), "bfloat16", False, (8, 0), False),
+        ((4, 16, 1024, 64), "bfloat16", True, (8, 0), True),
+        ((4, 16, 1024, 64), "float32", False, (9, 0), False),
+        ((4, 16, 1024, 80), "bfloat16", False, (9, 0), False),
+        ((1, 4, 64, 64), "bfloat16", False, (9, 0), False),
+    ],
+)
+def test_where_ours_is_faster(
+    shape: Any, dtype: str, mask: bool, capability: Any, faster: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    value = SimpleNamespace(is_cuda=True, dtype=getattr(torch, dtype), shape=shape, device="cuda:0")
+    node: Any = SimpleNamespace(meta={"example_value": value})
+    assert library_attention._is_faster(node, node, node if mask else None) is faster
