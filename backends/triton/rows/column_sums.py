@@ -11,6 +11,7 @@ import triton.language as tl
 
 from einops_fast.backends.triton.device.offsets import multiple
 from einops_fast.backends.triton.device.tiling import power_of_two
+from einops_fast.backends.triton.launching.compiling import ONES
 from einops_fast.backends.triton.launching.kernel_call import KernelCall
 
 __all__ = ["column_sums", "column_sums_kernel"]
@@ -44,10 +45,14 @@ def column_sums_kernel(
             _add(second, to_second, count, columns, together, block, unit)
 
 
-def column_sums(count: int, columns: int) -> KernelCall:
-    """The kernel for ``count`` partial sums of so many columns, which takes two arrays of them and two results."""
+def column_sums(count: int, columns: int, any_size: bool = False) -> KernelCall:
+    """The kernel for ``count`` partial sums of so many columns, which takes two arrays of them and two results.
+
+    One for ``any_size`` knows of the columns only what loads of float32 can make use of.
+    """
     block = 8 if columns <= 4096 else 32 if columns <= 16384 else 128
     together = min(power_of_two(count), _ELEMENTS // block)
     grid = -(-columns // block), 2
-    constants = {"together": together, "block": block, "unit": gcd(columns, 16)}
-    return KernelCall(column_sums_kernel, grid, (count, columns), constants, 4, 1)
+    constants = {"together": together, "block": block, "unit": gcd(columns, 4 if any_size else 16)}
+    even = ONES if any_size else None
+    return KernelCall(column_sums_kernel, grid, (count, columns), constants, 4, 1, even=even)

@@ -152,7 +152,7 @@ class RowCall:
         first = len(self.operands)
         sums = dict(zip(wanted, range(first, first + len(wanted)), strict=True))
         arrays = *sums.values(), *[NONE] * (2 - len(sums)), *wanted, *[NONE] * (2 - len(sums))
-        steps: list[Step] = [(column_sums(count, columns), arrays)] if wanted else []
+        steps: list[Step] = [(column_sums(count, columns, self.site.any_size), arrays)] if wanted else []
         return [sums.get(at, NONE) for at in results], work, steps
 
     def contest(self, ways: Sequence[Way], clusters: Sequence[Way] = (), **details: Any) -> Contest:
