@@ -311,6 +311,8 @@ def _cache(options: argparse.Namespace) -> int:
         except (EinsumError, ImportError) as error:
             return _refuse(error)
         print(f"took over {found.kernels} kernels and {found.choices} choices")
+        for versions in found.unlike:
+            print(f"einops-fast: choices don't count that were measured with {versions}", file=sys.stderr)
     elif options.action == "clear":
         troubles: list[str] = []
         count = disk_cache.clear(troubles.append)

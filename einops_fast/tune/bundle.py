@@ -36,11 +36,17 @@ _GROUP = "__grp__"
 
 
 class Brought(NamedTuple):
-    """How many kernels and choices are here now that weren't, and how many of the choices count here."""
+    """What is here now that wasn't.
+
+    Attributes:
+        kernels, choices: how many.
+        unlike: versions of libraries that choices were measured with and that aren't those here, in words: then such
+            choices don't count.
+    """
 
     kernels: int
     choices: int
-    counting: int
+    unlike: tuple[str, ...] = ()
 
 
 def sources() -> dict[str, str]:
@@ -120,14 +126,29 @@ def _bring_in(folder: Path) -> Brought:
         if isinstance(error, EinsumError):
             raise
         raise EinsumError(f"it is no bundle of einops-fast tune: {error}") from None
-    choices = counting = 0
+    choices, own, unlike = 0, _versions(), dict[str, None]()
     for file in sorted(folder.glob(f"{_CHOICES}/*.json")):
         key, record = _entry(file)
         if disk_cache.read(key) is None:
             disk_cache.write(key, record)
             choices += 1
-        counting += key.get("device") == about["device"]
-    return Brought(sum(map(_copy_kernel, sorted(folder.glob(f"{_KERNELS}/*")))), choices, counting)
+        unlike |= {
+            f"{name} {theirs}, and here it is {own[name]}": None
+            for name, theirs in key["versions"].items()
+            if own.get(name, theirs) != theirs
+        }
+    return Brought(sum(map(_copy_kernel, sorted(folder.glob(f"{_KERNELS}/*")))), choices, tuple(unlike))
+
+
+def _versions() -> dict[str, str]:
+    """Return the versions that choices depend on here; none where there is no GPU, or no torch."""
+    if not gpu_properties():
+        return {}
+    try:
+        from einops_fast.backends.torch.memory import TorchMemory
+    except ImportError:
+        return {}
+    return TorchMemory().versions()
 
 
 def _check(theirs: Mapping[str, str], capability: tuple[int, ...], device: str | None) -> None:
@@ -147,7 +168,7 @@ def _check(theirs: Mapping[str, str], capability: tuple[int, ...], device: str |
 def _entry(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     try:
         match json.loads(file.read_text("utf-8")):
-            case {"key": dict() as key, "record": dict() as record}:
+            case {"key": {"versions": dict()} as key, "record": dict() as record}:
                 return key, record
     except (OSError, ValueError, RecursionError):
         pass

@@ -58,14 +58,14 @@ def made(path: Path, device: str | None = "H200") -> Path:
 def test_another_machine_finds_what_was_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     path = made(tmp_path / "there" / name)
     move_caches(monkeypatch, tmp_path / "second")
-    assert bundle.bring_in(path) == (1, 1, 1)
+    assert bundle.bring_in(path) == (1, 1, ())
     (entry,) = disk_cache.entries()
     assert (entry.key["problem"], entry.record) == ("ours", {"choice": "ours"})
     folder = tmp_path / "second" / "triton" / FOLDER
     assert (folder / "kernel.cubin").read_bytes() == b"machine code"
     places = json.loads((folder / "__grp__kernel.json").read_text())["child_paths"]
     assert places == {name: str(folder / name) for name in ("kernel.cubin", "kernel.json")}
-    assert bundle.bring_in(path) == (0, 0, 1)
+    assert bundle.bring_in(path) == (0, 0, ())
 
 
 def test_choices_that_are_here_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,6 +74,15 @@ def test_choices_that_are_here_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     disk_cache.write(key, {"choice": "mine"})
     assert bundle.bring_in(path).choices == 0
     assert disk_cache.read(key) == {"choice": "mine"}
+
+
+def test_choices_of_other_versions_are_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = pytest.importorskip("einops_fast.backends.torch.memory").TorchMemory
+    versions = {**bundle.sources(), "torch": "1.0", "driver": "535.1"}
+    disk_cache.write({"problem": "theirs", "device": "H200", "versions": versions}, {"choice": "one"})
+    path = made(tmp_path / "bundle.zip")
+    monkeypatch.setattr(memory, "versions", lambda self: {"torch": "1.0", "driver": "550.2"})
+    assert bundle.bring_in(path).unlike == ("driver 535.1, and here it is 550.2",)
 
 
 def test_kernels_alone_are_for_any_model_of_a_capability(tmp_path: Path, gpus: list[GpuProperties]) -> None:
