@@ -18,7 +18,7 @@ from einops_fast.backends.torch.attention.implementations.triton import Triton
 from einops_fast.backends.torch.beginning import differentiate
 from einops_fast.backends.torch.ceilings import KERNEL_DTYPES
 from einops_fast.backends.triton.contraction.choice import Choice, StepProblem
-from einops_fast.backends.triton.launching.rehearsing import Rehearsed, aimed_at, compile_elsewhere, rehearsing
+from einops_fast.backends.triton.launching.rehearsing import Rehearsed, Source, aimed_at, compile_elsewhere, rehearsing
 from einops_fast.errors import OperandError
 from einops_fast.observing.calls import Called
 from einops_fast.planning.plan import make_plan
@@ -28,6 +28,7 @@ from einops_fast.runtime import background
 from einops_fast.runtime.precision import allow_precision
 from einops_fast.runtime.tuning import ANY_SIZE, autotune
 from einops_fast.tune.again import numbers_like, optimizer_of, request_of, run_of, subscripts_of
+from einops_fast.tune.recorded import in_words
 
 __all__ = ["launches_of", "tune_absent"]
 
@@ -45,19 +46,27 @@ def tune_absent(
     background.take_all_processors()
     failed: dict[Called, str] = {}
     pieces: dict[Future[Any], Called] = {}
+    submitted: set[Source] = set()
     with at_absent(gpu):
         for done, call in enumerate(calls, 1):
             try:
-                pieces |= {compile_elsewhere(launches): call for launches in launches_of(call, gpu)}
+                for launches in launches_of(call, gpu):
+                    new = [each for each in launches if each.source not in submitted]
+                    submitted |= {each.source for each in new}
+                    pieces[compile_elsewhere(new)] = call
             except Exception as error:  # of a version that took other arguments, say
-                failed[call] = _words(error)
+                failed[call] = in_words(error)
             told("planned", done, len(calls))
+        works: set[Called] = set()
         for done, piece in enumerate(as_completed(pieces), 1):
             told("compiled", done, len(pieces))
-            reason = piece.exception()
-            if reason is not None:
-                failed[pieces[piece]] = _words(reason)
-    return [*failed.items()]
+            call, reason = pieces[piece], piece.exception()
+            if reason is None:
+                works.add(call)
+            else:
+                failed.setdefault(call, in_words(reason))
+    # Of several ways, some may have tiles that are too large.
+    return [(call, why) for call, why in failed.items() if call not in works]
 
 
 @contextmanager
@@ -112,8 +121,8 @@ def _of_contraction(call: Called, gpu: AbsentGpu) -> Iterator[Sequence[Rehearsed
         run = _emitted(step, given["precision"]) if isinstance(step, Fused) else None
         if isinstance(run, Choice):
             problem = StepProblem(run, [likeness] * len(step.reads), 0, True)
-            for name in problem.near():
-                way = problem.of_name(name)
+            any_size = problem.for_any()
+            for way in (*map(problem.of_name, problem.near()), None if any_size is None else any_size[1]):
                 launches = () if way is None else way.launches(True)
                 if launches:
                     yield launches
@@ -125,7 +134,3 @@ def _emitted(step: Fused, precision: str) -> Any:
         return get_backend("torch").emit(step)
     with allow_precision(precision):
         return get_backend("torch").emit(step)
-
-
-def _words(error: BaseException) -> str:
-    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"

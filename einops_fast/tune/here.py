@@ -12,6 +12,7 @@ from einops_fast.runtime import background
 from einops_fast.runtime.precision import allow_precision
 from einops_fast.runtime.tiers import settle_all
 from einops_fast.runtime.tuning import autotune
+from einops_fast.tune.recorded import in_words
 
 __all__ = ["tune_here"]
 
@@ -47,7 +48,7 @@ def tune_here(calls: Sequence[Called], device: int, told: Callable[[str, int, in
                     if call.kind != "einsum":
                         differentiate(results, arrays)
             except Exception as error:  # of a version that took other arguments, say, or for lack of memory
-                failed.append((call, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"))
+                failed.append((call, in_words(error)))
             told("called", done, len(calls))
         torch.cuda.synchronize()
         settle_all(told, compares=True)

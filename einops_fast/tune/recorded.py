@@ -12,7 +12,7 @@ from einops_fast.dtypes import FLOATS
 from einops_fast.errors import EinsumError
 from einops_fast.observing.calls import Called
 
-__all__ = ["read_calls", "why_not"]
+__all__ = ["in_words", "read_calls", "why_not"]
 
 
 def read_calls(path: str | os.PathLike[str]) -> list[Called]:
@@ -52,3 +52,8 @@ def why_not(call: Called, anywhere: bool) -> str | None:
     if call.kind == "attention" and not dtypes <= {*FLOATS, "bool"}:
         return "its lengths or pages can't be made up"
     return None
+
+
+def in_words(error: BaseException) -> str:
+    """Return what went wrong, in a line."""
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from ctypes.util import find_library
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -126,6 +128,31 @@ def test_kernels_are_compiled_packed_and_found_elsewhere(tmp_path: Path, monkeyp
     assert done.stdout == "took over 2 kernels and 0 choices\n"
     tried = run_python("-c", FOUND, tmp_path / "empty", tmp_path / "triton").stdout.splitlines()
     assert tried == ["compiled again"] * 2 + ["found"] * 2
+
+
+def test_a_call_is_left_out_if_none_of_its_ways_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    from einops_fast.tune import absent
+
+    futures = {name: Future[None]() for name in ("fine", "wide", "wider")}
+    for name, future in futures.items():
+        if name == "fine":
+            future.set_result(None)
+        else:
+            future.set_exception(RuntimeError(f"{name}\nat length"))
+    ways = {"both": ["fine", "wide"], "none": ["wide", "wider"], "same": ["fine"]}
+    listed = lambda call, gpu: [[SimpleNamespace(source=(call.what, name))] for name in ways[call.what]]  # noqa: E731
+    monkeypatch.setattr(absent, "launches_of", listed)
+    monkeypatch.setattr(absent, "compile_elsewhere", lambda launches: _copy(futures[launches[0].source[1]]))
+    monkeypatch.setattr(absent.background, "take_all_processors", lambda: None)
+    calls = [operator_call(what, [layout(3)]) for what in ways]
+    assert absent.tune_absent(calls, absent_gpu("sm_90"), lambda *told: None) == [(calls[1], "RuntimeError: wide")]
+
+
+def _copy(future: Future[None]) -> Future[None]:
+    made = Future[None]()
+    error = future.exception()
+    made.set_result(None) if error is None else made.set_exception(error)
+    return made
 
 
 LISTED = """

@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from einops_fast.backends.torch.beginning import meta_like
 from einops_fast.backends.torch.memory import TorchMemory
 from einops_fast.runtime import background
-from einops_fast.runtime.tiers import planner
+from einops_fast.runtime.planner import planner
 
 __all__ = ["compile_ahead", "pending", "wait"]
 
