@@ -19,7 +19,7 @@ from torch.fx import Node
 from einops_fast.compiler.attention_call import Attention, Mask
 from einops_fast.compiler.constants import constant_of, filling_of, made_like, rounded, times_number
 from einops_fast.compiler.contractions import Product, is_contraction, product_of
-from einops_fast.compiler.masks import gate_of
+from einops_fast.compiler.masks import LARGE, gate_of
 from einops_fast.compiler.match import Miss, Read
 from einops_fast.compiler.nest import Dims, Label, expanded, fresh
 from einops_fast.compiler.nodes import argument, dtype_of, name_of, shape_of, source_of
@@ -36,9 +36,6 @@ _BETWEEN = frozenset(
 """What may be done to weights before they are multiplied with values, whether or not it can be fused."""
 
 _REASONS = {"getitem": "different offset", "reshape": "different numel", "flatten": "different numel"}
-
-_LARGE = -1e4
-"""A number that hides a key if it is in the place of its score, or less than that."""
 
 
 def match_attention(node: Node) -> Attention | None:
@@ -312,7 +309,7 @@ class Reader:
         """Note that some scores are ``fill`` in place of their own numbers."""
         own = broadcast(dims, mask) if isinstance(mask, Node) else None
         fill = rounded(fill, dtype_of(node))
-        if fill > _LARGE or self.softcap:
+        if fill > LARGE or self.softcap:
             raise Miss("unsupported option", node)
         if own is None or not isinstance(scores, Node) or broadcast(dims, scores) != dims:
             raise Miss("broadcast", node)

@@ -12,7 +12,7 @@ from torch.fx import Graph, Node
 
 from einops_fast.compiler.calls import call_attention
 from einops_fast.compiler.layout import Layout, labels_of, number
-from einops_fast.compiler.masks import Band, band_of
+from einops_fast.compiler.masks import LARGE, Band, band_of, is_small
 from einops_fast.compiler.match import Inserted, Miss, Read
 from einops_fast.compiler.nest import Dims, Label, expanded
 from einops_fast.compiler.nodes import dtype_of
@@ -167,34 +167,46 @@ class Attention:
 
     def _band(self, queries: Label | None, keys: Label) -> tuple[Band | None, list[Mask], list[Read]]:
         """Return the keys that masks and biases show which are made in the graph, and the other masks and biases."""
-        square = queries is not None and bool(queries.size == keys.size)
+        extents = 1 if queries is None else queries.size, keys.size
         band = self.band
-        masks, biases, fills = [], [], []
+        masks, biases, fills, summed = [], [], [], 0
+
+        def shown_by(found: Band | None) -> bool:
+            nonlocal band
+            both = found if band is None or found is None else band.meets(found, extents[0] == extents[1])
+            band = both or band
+            return both is not None
+
         for mask in self.masks:
             found = self._band_of(mask.read, mask.seen, queries, keys)
-            both = found if band is None or found is None else band.meets(found, square)
-            band = both or band
-            if both is None:
+            if not shown_by(found):
                 masks.append(mask)
             if found is None or found[:2] != (None, None):
                 fills.append(mask.fill)
-        for bias in self.biases:
-            found = self._band_of(bias, None, queries, keys) if bias.factor > 0 else None
-            if self.hidden == "zeros" and found is not None and not self._is_alike(found, queries, keys):
-                found = None
-            both = found if band is None or found is None else band.meets(found, square)
-            band = both or band
-            if both is None:
+        added = [self._added_band(bias, queries, keys) for bias in self.biases]
+        # Sums of two numbers that hide aren't alike, and a row may have no other scores.
+        vague = any(found is None and not is_small(bias.node, bias.factor)
+                    for bias, found in zip(self.biases, added, strict=True))  # fmt: skip
+        for bias, found in zip(self.biases, added, strict=True):
+            large = found is not None and bool(found.fill) and found.fill != -math.inf
+            if (vague and large) or not shown_by(found):
                 biases.append(bias)
             elif found is not None and found.fill:
                 fills.append(found.fill * bias.factor)
-        self._check_fills(fills)
+                summed += large
+        if masks or (band is not None and not band.shows_each_query_a_key(*extents)):
+            self._check_fills(fills, summed)
         return band, masks, biases
 
-    def _is_alike(self, band: Band, queries: Label | None, keys: Label) -> bool:
-        """Return whether rows without a key, in which a bias has the same large number everywhere, don't matter."""
+    def _added_band(self, bias: Read, queries: Label | None, keys: Label) -> Band | None:
+        """Return the keys that a bias shows by hiding the others."""
+        found = self._band_of(bias, None, queries, keys) if bias.factor > 0 else None
+        if found is None or not found.fill or found.fill == -math.inf:
+            return found
+        # Where a row without a key isn't to hold zeros, its scores are as they are.
         extents = 1 if queries is None else queries.size, keys.size
-        return not band.fill or band.fill == -math.inf or band.shows_each_query_a_key(*extents)
+        alike = self.hidden != "zeros" or found.shows_each_query_a_key(*extents)
+        return found if alike and found.fill * bias.factor <= LARGE else None
 
     def _band_of(self, read: Read, seen: bool | None, queries: Label | None, keys: Label) -> Band | None:
         dims = [expanded(dim) for dim in read.dims]
@@ -202,10 +214,18 @@ class Attention:
             return None
         return band_of(read.node, (dims.index((queries,)), dims.index((keys,))), seen)
 
-    def _check_fills(self, fills: list[float]) -> None:
-        """Raise where keys that are hidden by one number and by another differ: then they aren't all alike."""
-        apart = len(set(fills)) > 1 and (max(fills) > _ABSORBS or min(fills) == -math.inf)
-        if self.hidden != "zeros" and (apart or any(mask.biased and mask.fill > _ABSORBS for mask in self.masks)):
+    def _check_fills(self, fills: list[float], summed: int) -> None:
+        """Raise unless all keys are alike in a row that is hidden as a whole.
+
+        Args:
+            fills: the numbers that hide keys.
+            summed: how many of them are large ones that are added to the scores.
+        """
+        if self.hidden == "zeros":
+            return
+        biased = [mask for mask in self.masks if mask.biased]
+        alike = len(set(fills)) < 2 and all(mask.fill <= _ABSORBS for mask in biased)
+        if not alike or summed > 1 or (summed and (biased or min(fills) > _ABSORBS)):
             raise Miss("unsupported option", self.node)
 
     def _empty(

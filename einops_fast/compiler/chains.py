@@ -109,7 +109,8 @@ def match_chain(node: Node) -> Chain | None:
         return None
     found.addend, found.factor = product.addend, product.factor
     found.order = _collected(found, product)
-    return found if 3 <= len(found.reads) <= _MOST_OPERANDS else None
+    alike = all(dtype_of(read.node) == dtype for read in found.reads)
+    return found if alike and 3 <= len(found.reads) <= _MOST_OPERANDS else None
 
 
 def _collected(chain: Chain, product: Product) -> Tree:

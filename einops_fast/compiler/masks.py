@@ -18,7 +18,7 @@ from einops_fast.compiler.constants import constant_of, times_number
 from einops_fast.compiler.memory import is_written
 from einops_fast.compiler.nodes import argument, name_of, shape_of, source_of
 
-__all__ = ["Band", "band_of", "gate_of"]
+__all__ = ["LARGE", "Band", "band_of", "gate_of", "is_small"]
 
 _FUNCTIONS = frozenset(
     "ones zeros empty full arange ones_like zeros_like empty_like full_like tensor scalar_tensor fill_ triu tril triu_ "
@@ -28,14 +28,21 @@ _FUNCTIONS = frozenset(
 )
 """What is computed of sizes to see what comes of it."""
 
+_KEEP_VALUES = frozenset(
+    "to type float half bfloat16 double type_as int long getitem reshape unsqueeze expand permute transpose".split()
+)
+"""What has the same numbers as its operand, or some of them."""
+
 _OF_BITS = frozenset("not and or ge gt le lt eq ne bool".split())
 """What has no positions in its result, whatever is in its operands."""
 
-_LARGE = 1e4
+LARGE = -1e4
+"""A number that hides a key if it is in the place of its score, or less than that."""
+
 _MOST_TIMES = 3
 """The largest factor of a size that sizes may be made of."""
 
-_MOST_BYTES, _MOST_NODES = 1 << 28, 60
+_MOST_BYTES, _MOST_NODES = 1 << 30, 60
 
 
 class Band(NamedTuple):
@@ -132,6 +139,12 @@ def gate_of(node: Node) -> tuple[Any, Node, float, list[Any]] | None:
     return None
 
 
+def is_small(node: Node, factor: float) -> bool:
+    """Return whether what is added to the scores is made of nothing but sizes, and hides no keys."""
+    found = list(_made(node))
+    return bool(found) and all(made is not None and bool((made * factor > LARGE).all()) for made in found)
+
+
 def _is_of_zeros_and_ones(node: Any) -> bool:
     """Return whether a tensor is made of zeros and ones, whatever the program is given."""
     value = node.meta.get("example_value") if isinstance(node, Node) else None
@@ -139,7 +152,7 @@ def _is_of_zeros_and_ones(node: Any) -> bool:
         return False
     if value.dtype == torch.bool:
         return True
-    if name_of(node) in ("to", "type", "float", "half", "bfloat16", "double", "type_as", "int", "long", "getitem"):
+    if name_of(node) in _KEEP_VALUES:
         return not is_written(node) and _is_of_zeros_and_ones(argument(node, 0, "input"))
     found = list(_made(node))
     return bool(found) and all(made is not None and bool(((made == 0) | (made == 1)).all()) for made in found)
@@ -175,7 +188,7 @@ def _bands(mask: torch.Tensor, seen: bool | None) -> set[Band]:
     fill: float | None = None
     if seen is None:
         hidden = mask[mask != 0]
-        if mask.isnan().any() or (hidden.numel() and float(hidden.max()) > -_LARGE):
+        if mask.isnan().any() or (hidden.numel() and float(hidden.max()) > LARGE):
             return set()
         fill = float(hidden.max()) if hidden.numel() else 0.0
         if hidden.numel() and float(hidden.min()) != fill:
@@ -184,11 +197,9 @@ def _bands(mask: torch.Tensor, seen: bool | None) -> set[Band]:
     else:
         mask = (mask != 0) == seen
     rows, columns = mask.shape
-    # By how far a key is behind the first that its query could face: a diagonal each.
-    diagonals = torch.cat([mask[1:, 0].flip(0), mask[0]])
-    offsets = torch.arange(columns)[None] - torch.arange(rows)[:, None] + rows - 1
-    shown = diagonals.nonzero().flatten().tolist()
-    if not shown or len(shown) != shown[-1] - shown[0] + 1 or not torch.equal(diagonals[offsets], mask):
+    # Each diagonal has the keys at one distance.
+    shown = torch.cat([mask[1:, 0].flip(0), mask[0]]).nonzero().flatten().tolist()
+    if not shown or len(shown) != shown[-1] - shown[0] + 1 or not torch.equal(mask[1:, 1:], mask[:-1, :-1]):
         return set()
     first, last = shown[0] - rows + 1, shown[-1] - rows + 1
     found = set()

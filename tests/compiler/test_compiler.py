@@ -47,6 +47,24 @@ def test_rows_without_a_key_are_as_written(fill: float) -> None:
     assert bool(found[0, 2].isnan().all()) == (fill == float("-inf"))
 
 
+@pytest.mark.parametrize("below", [False, True])
+def test_queries_of_padding_see_what_is_hidden_least(below: bool) -> None:
+    """Where two large numbers are added up, keys that are hidden once are seen by rows that have no others."""
+
+    def padded(q: Any, k: Any, v: Any, padding: Any) -> Any:
+        scores = q @ k.mT
+        scores = scores.masked_fill(padding, -1e9) if below else scores + padding.to(q.dtype) * -1e9
+        return (scores + torch.full((6, 6), -1e9).triu(1)).softmax(-1) @ v
+
+    padding = torch.zeros(2, 1, 1, 6, dtype=torch.bool)
+    padding[0, ..., :2] = True
+    given = operands()
+    with fusions() as log:
+        found = einops_fast.compile(padded, then="eager")(*given, padding)
+    torch.testing.assert_close(found, padded(*given, padding))
+    assert len(log.fused) == (not below)
+
+
 def test_weights_are_dropped_as_often() -> None:
     def dropped(q: Any, k: Any, v: Any) -> Any:
         weights = torch.nn.functional.dropout((q @ k.mT).softmax(-1), 0.25, training=True)

@@ -173,6 +173,12 @@ def padding_that_hides_less_than_the_causal_mask(q, k, v, mask):
     return scores.masked_fill(torch.ones(M, M).triu(1).bool(), float("-inf")).softmax(-1) @ v
 
 
+@look_alike("unsupported option", *SQUARE, Mask((B, 1, 1, M)))
+def padding_by_another_large_number(q, k, v, mask):
+    scores = (q @ k.mT).masked_fill(torch.ones(M, M).triu(1).bool(), -1e10)
+    return scores.masked_fill(mask, -1e9).softmax(-1) @ v
+
+
 @look_alike("unsupported option", *HEADS_FIRST, Mask((B, 1, M, N)), (H, M, N))
 def a_bias_of_scores_that_are_hidden_by_little(q, k, v, mask, bias):
     return ((q @ k.mT).masked_fill(mask, -1e4) + bias * 100).softmax(-1) @ v

@@ -256,3 +256,16 @@ def window_and_padding(q, k, v, mask):
 def window_that_hides_nothing(q, k, v):
     i = torch.arange(M)
     return (q @ k.mT).masked_fill((i[:, None] - i).abs() > M, float("-inf")).softmax(-1) @ v
+
+
+@spelling(*SQUARE, Mask((B, 1, 1, M)))
+def window_and_causal_mask_by_two_numbers(q, k, v, mask):
+    """Each query sees itself, so that nobody sees how far the others are hidden."""
+    scores = (q @ k.mT).masked_fill(torch.ones(M, M).triu(1).bool(), float("-inf"))
+    return scores.masked_fill(torch.ones(M, M).tril(-3).bool(), -1e9).softmax(-1) @ (v * mask[..., 1:2])
+
+
+@spelling(*SQUARE)
+def causal_mask_beside_a_bias_of_positions(q, k, v):
+    distance = (torch.arange(M)[:, None] - torch.arange(M)).to(q.dtype)
+    return (q @ k.mT - 0.1 * distance + torch.full((M, M), -1e9).triu(1).type_as(q)).softmax(-1) @ v
