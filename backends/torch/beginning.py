@@ -298,12 +298,13 @@ class FirstCalls(Generic[W]):
             return self._run_of(problem.named(ours), arrays)(*arrays)
 
     def _run_at_once(self, way: W, arrays: Sequence[Any]) -> Run:
-        """Return what makes a call in a way, or by the library where kernels of its shapes aren't there."""
+        """Return what makes a call in a way. Where kernels of its shapes aren't there, such calls begin anew."""
         run, problem = self._runs.get(way.name), self._problem
         if run is not None:
             return run
         if way.compiles and problem is not self._beginning.problem and not problem.is_loaded(way.name):
-            return self._run_of(problem.library, arrays)
+            self._beginning = Beginning(problem.alone())
+            way = problem.library
         return self._run_of(way, arrays)
 
     def _run_of(self, way: W, arrays: Sequence[Any]) -> Run:

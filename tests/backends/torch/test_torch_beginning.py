@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,7 +29,6 @@ from einops_fast.backends.torch.beginning import Beginning, _nodes, meta_like  #
 from einops_fast.backends.torch.ops import begun  # noqa: E402
 from einops_fast.runtime import tiers  # noqa: E402
 from einops_fast.runtime.plan_cache import clear_plans  # noqa: E402
-from einops_fast.runtime.tuning import ANY_SIZE, unchecked_mode  # noqa: E402
 
 
 def test_tensors_without_memory_are_like_others() -> None:
@@ -161,56 +159,6 @@ def test_calls_find_out_which_way_is_faster(monkeypatch: pytest.MonkeyPatch, gra
     assert ran[0] == "library"
     assert 10 < ran.count("library") < 190
     assert ran[-10:] == ["kernels"] * 10
-    clear_plans()
-
-
-def test_many_lengths_share_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A few of them try kernels that serve any size; then all calls take these, and none compiles its own."""
-    ran: list[str] = []
-
-    class Watch:
-        def start(self) -> None:
-            pass
-
-        def stop(self) -> None:
-            self._seconds = 1.0 if ran[-1] == "library" else 0.5
-
-        def seconds(self) -> float:
-            return self._seconds
-
-    def kernels(x: Any) -> Any:
-        ran.append(unchecked_mode())
-        return x.sin()
-
-    def library(x: Any) -> Any:
-        ran.append("library")
-        return x.sin()
-
-    compiled: list[str] = []
-    monkeypatch.setenv("EINOPS_FAST_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(begun, "_INTERPRETED", False)
-    monkeypatch.setattr(begun, "gpu_ceilings", lambda device: gpu_ceilings("H200"))
-    monkeypatch.setattr(beginning._MEMORY, "stopwatch", Watch)
-    monkeypatch.setattr(beginning.CallProblem, "compiled", lambda problem, name: compiled.append(name))
-    monkeypatch.setattr(beginning.CallProblem, "is_loaded", lambda problem, name: True)
-    rehearsed = [SimpleNamespace(source="the kernel")]
-    monkeypatch.setattr(beginning.CallProblem, "rehearsed", lambda problem, name: rehearsed)
-    monkeypatch.setattr(begun._OperatorProblem, "saves", lambda problem: 1e-4)
-    clear_plans()
-    lengths = [torch.ones(4, size) for size in range(300, 700, 10)]
-    last: list[str] = []
-    with autotune("auto"):
-        for _ in range(60):
-            last.clear()
-            for x in lengths:
-                torch.testing.assert_close(
-                    begun.begun(begun.Calls("softmax", library, kernels, (x,), 1, 1.0))(x), x.sin()
-                )
-                last.append(ran[-1])
-            time.sleep(0.001)  # another thread prepares
-    assert ran[0] == "library"
-    assert set(last) == {ANY_SIZE}
-    assert compiled == ["kernels for any size"]
     clear_plans()
 
 
