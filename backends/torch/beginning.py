@@ -44,9 +44,9 @@ def meta_like(tensor: Any) -> Any:
     )
 
 
-def sample_like(meta: Any, device: int) -> Any:
-    """Return a tensor on a device like one without memory, of random numbers, or of zeros if they aren't floats."""
-    flat = torch.zeros(reach(meta.shape, meta.stride()), dtype=meta.dtype, device=torch.device("cuda", device))
+def sample_like(meta: Any, device: int | str) -> Any:
+    """Return a tensor like one without memory, on a GPU by its number: random numbers, or zeros if it has whole ones."""
+    flat = torch.zeros(reach(meta.shape, meta.stride()), dtype=meta.dtype, device=device)
     if meta.dtype.is_floating_point:
         flat.normal_()
     return flat.as_strided(meta.shape, meta.stride()).requires_grad_(meta.requires_grad)

@@ -10,24 +10,23 @@ import torch
 from einops_fast.attention.attend import attend
 from einops_fast.attention.options import Options, Request
 from einops_fast.backends import get_backend
+from einops_fast.backends.torch.beginning import sample_like
 from einops_fast.backends.torch.ops.fused import FUNCTIONS
 from einops_fast.einsum import plan_call
 from einops_fast.errors import EinsumError
 from einops_fast.observing.calls import Called, Layout
-from einops_fast.planning.layout import reach
 from einops_fast.planning.notation import Subscripts, parse
 from einops_fast.planning.plan import compile_plan
 
 __all__ = ["numbers_like", "optimizer_of", "request_of", "run_of", "subscripts_of"]
 
 
-def numbers_like(layout: Layout, device: Any) -> Any:
-    """Return a tensor of this layout: of random numbers, of zeros if they are whole, or without memory on ``meta``."""
-    dtype = getattr(torch, layout.dtype)
-    flat = torch.zeros(reach(layout.shape, layout.strides), dtype=dtype, device=device)
-    if dtype.is_floating_point and device != "meta":
-        flat.normal_()
-    return flat.as_strided(layout.shape, layout.strides).requires_grad_(layout.gradient)
+def numbers_like(layout: Layout, device: int | str) -> Any:
+    """Return a tensor of this layout on a GPU by its number, or without memory on ``meta``."""
+    meta = torch.empty_strided(
+        layout.shape, layout.strides, dtype=getattr(torch, layout.dtype), device="meta", requires_grad=layout.gradient
+    )
+    return meta if device == "meta" else sample_like(meta, device)
 
 
 def run_of(call: Called, arrays: Sequence[Any]) -> Callable[..., Any]:

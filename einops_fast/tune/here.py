@@ -39,7 +39,7 @@ def tune_here(calls: Sequence[Called], device: int, told: Callable[[str, int, in
     with torch.cuda.device(device), autotune("auto"):
         for done, call in enumerate(calls, 1):
             try:
-                arrays = [None if each is None else numbers_like(each, f"cuda:{device}") for each in call.arrays]
+                arrays = [None if each is None else numbers_like(each, device) for each in call.arrays]
                 with torch.set_grad_enabled(call.direction == "both"), _precision_of(call):
                     run = run_of(call, arrays)
                     runs.append(run)  # which keeps what it has begun
