@@ -45,7 +45,7 @@ def meta_like(tensor: Any) -> Any:
 
 
 def sample_like(meta: Any, device: int | str) -> Any:
-    """Return a tensor like one without memory, on a GPU by its number: random numbers, or zeros if it has whole ones."""
+    """Return a tensor like one without memory, on a GPU by its number: random floats, or zeros of other dtypes."""
     flat = torch.zeros(reach(meta.shape, meta.stride()), dtype=meta.dtype, device=device)
     if meta.dtype.is_floating_point:
         flat.normal_()
