@@ -82,6 +82,13 @@ def test_a_spelling_is_fused(name: str) -> None:
         "mask_of_keys_with_new_axes",
         "bias_with_heads_last",
         "causal_by_positions",
+        "causal_by_the_positions_of_a_cache",
+        "causal_gate",
+        "gate_of_a_mask",
+        "block_mask_by_where",
+        "normalized_late_with_heads_last",
+        "softmax_and_logsumexp",
+        "logarithms_without_a_kept_axis",
     ],
 )
 def test_a_spelling_is_fused_for_sizes_that_change(name: str) -> None:

@@ -82,6 +82,7 @@ LEFT: dict[str, tuple[Program, str]] = {
         lambda x, w, b, y: F.cross_entropy(F.linear(x, w).view(-1, V).double(), y.view(-1), b.detach().double().exp()),
         "",
     ),
+    "written_operand": (lambda x, w, b, y: written_meanwhile(x, w, y), "mutation"),
     "bias_of_rows": (
         lambda x, w, b, y: F.cross_entropy(
             torch.baddbmm(x.mean(-1, keepdim=True), x, w.t().expand(B, D, V)).view(-1, V), y.view(-1)
@@ -94,6 +95,13 @@ LEFT: dict[str, tuple[Program, str]] = {
 def written(x: Any) -> Any:
     x[0, 0] = 0
     return x
+
+
+def written_meanwhile(x: Any, w: Any, y: Any) -> Any:
+    hidden = torch.ones(B, T, D)
+    logits = F.linear(hidden, w.detach())
+    hidden.mul_(2)
+    return F.cross_entropy(logits.view(-1, V), y.view(-1)) + x.sum() + w.sum()
 
 
 def check(program: Program, dtype: Any = torch.float32, **options: Any) -> Any:

@@ -94,7 +94,7 @@ def changes(draw: Any, scores: str, fill: float, sizes: dict[str, int]) -> tuple
 
     def written(x: Any) -> Any:
         shown = ahead(x)
-        shown.select(scores.index("i"), 1).fill_(True)
+        shown.select(scores.index("i"), -1).fill_(True)
         return shown
 
     def gated(x: Any) -> Any:
