@@ -183,8 +183,14 @@ def compiled_forward(module: Any) -> None:
     module.forward = torch.compile(module.forward, backend="eager")
 
 
-@pytest.mark.parametrize("wrap", [hooked, decorated, class_bound, compiled_in_place, compiled_forward])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "wrap"),
+    [
+        *((kind, wrap) for kind in KINDS for wrap in (hooked, decorated, class_bound)),
+        ("llama", compiled_in_place),  # to compile takes long
+        ("gpt2", compiled_forward),
+    ],
+)
 def test_restored_behind_wrappers(kind: str, wrap: Callable[[Any], None]) -> None:
     few = {"num_hidden_layers": 1} if "compiled" in wrap.__name__ else {}
     model = build(kind, "eager", torch.float32, **few)
