@@ -1,142 +1,215 @@
-"""Hopper's own kernel for few queries: it isn't interpreted, so all that runs it needs such a GPU."""
+"""Hopper's own kernel for few queries: on such a GPU, or, where there is none, its source executed by NumPy."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 from attention_oracle import oracle
-from attention_problems import attention, hopper_calls, needs_hopper, randn, rms, run
+from attention_problems import DEVICE, Poisoned, attention, check, hopper_calls, needs_hopper, randn, rms, run
 
 torch: Any = pytest.importorskip("torch")
 
+from gluon_on_cpu import hopper_on_cpu  # noqa: E402
+
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec  # noqa: E402
 from einops_fast.backends.torch.attention import call as torch_attention  # noqa: E402
+from einops_fast.backends.torch.attention import runs as torch_attention_runs  # noqa: E402
+from einops_fast.backends.triton.attention import plan as attention_plan  # noqa: E402
+from einops_fast.backends.triton.attention.decode import plan as hopper_decode_plan  # noqa: E402
 
-pytestmark = needs_hopper
+ON_GPU = DEVICE == "cuda"
+
+pytestmark = needs_hopper if ON_GPU else []
+
+RAN = True if ON_GPU else "hopper_decode_kernel"
+"""What tells that the kernel ran."""
+
+RUNS = 2 if ON_GPU else 3
+"""How often it does where a result is checked."""
+
+LENGTH, WINDOW, GROUP = (1037, 300, 4) if ON_GPU else (70, 20, 3)
+"""Keys, those of them in a window, and heads that share keys: several blocks, which are small on a CPU."""
 
 
-@pytest.fixture(autouse=True)
-def queued() -> Iterator[list[bool]]:
-    """Whether each of Hopper's kernels could be queued; memory is poisoned."""
-    with hopper_calls() as found:
-        yield found
+@pytest.fixture(params=[132] if ON_GPU else [1, 5])
+def ran(request: pytest.FixtureRequest) -> Iterator[list[Any]]:
+    """What ran, on poisoned memory; on a CPU by so many programs."""
+    if ON_GPU:
+        with hopper_calls() as found:
+            yield found
+        return
+    with (
+        hopper_on_cpu() as names,
+        mock.patch.object(torch_attention_runs, "_device", return_value=((9, 0), request.param)),
+        # Here blocks are so small that few keys are many of them.
+        mock.patch.object(attention_plan, "suits_short", return_value=False),
+        mock.patch.object(hopper_decode_plan, "_BLOCKS", (16,)),
+        mock.patch.object(hopper_decode_plan, "_AHEAD", 0),
+        mock.patch.object(torch_attention_runs, "MEMORY", Poisoned()),
+        mock.patch.object(torch_attention_runs, "_calls", {}),
+    ):
+        yield names
 
 
 def checked(spec: AttentionSpec, inputs: AttentionInputs) -> dict[str, Any]:
     """The result is as exact as half precision's weights and results allow; the same bits come again."""
+    if not ON_GPU:
+        check(spec, inputs, gradients=False, tolerance=3e-3)
     found, again = run(spec, inputs, gradients=False), run(spec, inputs, gradients=False)
-    out, lse = oracle(spec, inputs)
-    eps = torch.finfo(inputs.q.dtype).eps
-    infinite = lse == -float("inf")
-    assert torch.equal(found["lse"] == -float("inf"), infinite)
-    logs = found["lse"].double().masked_fill(infinite, 0) - lse.masked_fill(infinite, 0)
-    assert float(logs.abs().max()) <= 1e-4 * max(1.0, float(lse.masked_fill(infinite, 0).abs().max()))
-    # A weight and the result are rounded once each.
-    assert rms(found["out"], out) <= eps * float(out.square().mean().sqrt()) + 1e-12
     for name, value in found.items():
         assert torch.equal(again[name], value), name
+    if ON_GPU:
+        out, lse = oracle(spec, inputs)
+        infinite = lse == -float("inf")
+        assert torch.equal(found["lse"] == -float("inf"), infinite)
+        logs = found["lse"].double().masked_fill(infinite, 0) - lse.masked_fill(infinite, 0)
+        assert float(logs.abs().max()) <= 1e-4 * max(1.0, float(lse.masked_fill(infinite, 0).abs().max()))
+        # A weight and the result are rounded once each.
+        eps = torch.finfo(inputs.q.dtype).eps
+        assert rms(found["out"], out) <= eps * float(out.square().mean().sqrt()) + 1e-12
     return found
 
 
+GROUPED: dict[str, Any] = {"batch": (2, 2, GROUP), "k_batch": (2, 2, 1)}
+
 CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
     "one query": {"q_len": 1},
     "one key": {"kv_len": 1, "causal": True, "alignment": "bottom_right"},
-    "long": {"q_len": 1, "kv_len": 30011},
     "causal": {"causal": True, "alignment": "bottom_right"},
     "causal, top left": {"causal": True},
-    "window": {"window": (300, 3), "alignment": "bottom_right"},
-    "softcap, sinks": {"softcap": 3.0, "sinks": (1, 2, 4)},
-    "heads of their own": {"batch": (3, 8), "k_batch": (3, 8), "q_len": 16},
-    "eight share": {"batch": (2, 4, 8), "k_batch": (2, 4, 1), "q_len": 4, "causal": True, "alignment": "bottom_right"},
+    "window": {"window": (WINDOW, 3), "alignment": "bottom_right"},
+    "softcap, sinks": {"softcap": 3.0, "sinks": (1, 2, GROUP)},
+    "heads of their own": {"batch": (3, 2), "k_batch": (3, 2)},
     "no batch": {"batch": (), "k_batch": ()},
-    "many": {"batch": (30, 7, 2), "k_batch": (30, 7, 1), "kv_len": 200},
     "values of all": {"v_batch": (1, 2, 1)},
     "order": {"order": (0, 3, 1, 2, 4)},
 }
+FEATURES = [(64, 64), (80, 96), (128, 128), (192, 128), (256, 256)]
+if ON_GPU:
+    CASES |= {
+        "long": {"q_len": 1, "kv_len": 30011},
+        "heads of their own": {"batch": (3, 8), "k_batch": (3, 8), "q_len": 16},
+        "eight share": {
+            "batch": (2, 4, 8), "k_batch": (2, 4, 1), "q_len": 4, "causal": True, "alignment": "bottom_right",
+        },
+        "many": {"batch": (30, 7, 2), "k_batch": (30, 7, 1), "kv_len": 200},
+    }  # fmt: skip
 
 
-@pytest.mark.parametrize("features", [(64, 64), (80, 96), (128, 128), (192, 128), (256, 256)])
-@pytest.mark.parametrize("case", CASES)
-def test_results(case: str, features: tuple[int, int], queued: list[bool]) -> None:
-    options = {"batch": (2, 2, 4), "k_batch": (2, 2, 1), "q_len": 5, "kv_len": 1037, **CASES[case]}
-    dtype = "float16" if features[0] == 80 else "bfloat16"
+@pytest.mark.parametrize(
+    ("case", "features"),
+    [(case, features) for case in CASES for features in (FEATURES if ON_GPU else [(16, 16)])]
+    + ([] if ON_GPU else [("plain", (24, 40))]),
+)
+def test_results(case: str, features: tuple[int, int], ran: list[Any]) -> None:
+    options = {**GROUPED, "q_len": 5, "kv_len": LENGTH, **CASES[case]}
+    dtype = "bfloat16" if ON_GPU and features[0] != 80 else "float16"
     checked(*attention(head_dim=features[0], v_head_dim=features[1], dtype=dtype, **options))
-    assert queued == [True] * 2
+    assert ran == [RAN] * RUNS
 
 
 def cached(lengths: tuple[int, ...], kv_len: int, **options: Any) -> tuple[AttentionSpec, AttentionInputs]:
     count = len(lengths)
-    shapes = {"batch": (count, 2, 4), "k_batch": (count, 2, 1), "head_dim": 128, "dtype": "bfloat16"}
+    shapes: dict[str, Any] = {"batch": (count, 2, GROUP), "k_batch": (count, 2, 1)}
+    shapes |= {"head_dim": 128, "dtype": "bfloat16"} if ON_GPU else {"dtype": "float16"}
     spec, inputs = attention(kv_len=kv_len, cache=True, **{**shapes, **options})
-    inputs.cache_seqlens = torch.tensor(lengths, dtype=torch.int32, device="cuda")
+    inputs.cache_seqlens = torch.tensor(lengths, dtype=torch.int32, device=DEVICE)
     return spec, inputs
 
 
-@pytest.mark.parametrize("options", [{"q_len": 1}, {"q_len": 3, "causal": True}, {"q_len": 8, "window": (100, None)}])
-@pytest.mark.parametrize("lengths", [(0, 1000, 1, 333, 0, 1200), (5000,), (1, 2, 3)])
-def test_lengths_of_sequences(lengths: tuple[int, ...], options: dict[str, Any], queued: list[bool]) -> None:
-    room = max(lengths)
-    spec, inputs = cached(lengths, room, sinks=(1, 2, 4), **options)
+LENGTHS = [(0, 1000, 1, 333, 0, 1200), (5000,), (1, 2, 3)] if ON_GPU else [(0, 70, 1, 33, 0, 99)]
+
+
+@pytest.mark.parametrize("options", [{"q_len": 1}, {"q_len": 3, "causal": True}, {"q_len": 8, "window": (9, None)}])
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_lengths_of_sequences(lengths: tuple[int, ...], options: dict[str, Any], ran: list[Any]) -> None:
+    """Some of which are empty, or (on a CPU) longer than there is room; what is beyond them is never looked at."""
+    if not ON_GPU and options["q_len"] == 8:
+        options = {**options, "q_len": 5}
+    spec, inputs = cached(lengths, max(lengths) if ON_GPU else 70, sinks=(1, 2, GROUP), **options)
     expected = checked(spec, inputs)
     for at, length in enumerate(lengths):
         inputs.k[at, :, :, length:] = inputs.v[at, :, :, length:] = float("nan")
     found = run(spec, inputs, gradients=False)
     assert all(torch.equal(found[name], value) for name, value in expected.items())
-    assert queued == [True] * 3
+    assert ran == [RAN] * (RUNS + 1)
 
 
-def test_many_sequences(queued: list[bool]) -> None:
-    lengths = torch.randint(0, 300, (300,), generator=torch.Generator().manual_seed(0)).tolist()
-    checked(*cached(tuple(lengths), 300, q_len=1, causal=True))
-    assert queued == [True] * 2
+def test_many_sequences(ran: list[Any]) -> None:
+    """More than are looked at at once."""
+    count, most = (300, 300) if ON_GPU else (150, 70)
+    lengths = torch.randint(0, most + 1, (count,), generator=torch.Generator().manual_seed(0)).tolist()
+    options = {} if ON_GPU else {"batch": (count, 1), "k_batch": (count, 1)}
+    checked(*cached(tuple(lengths), most, q_len=1, causal=True, **options))
+    assert ran == [RAN] * RUNS
 
 
-@pytest.mark.parametrize("page_size", [16, 48, 64, 256])
-@pytest.mark.parametrize("features", [64, 128, 256])
-def test_pages(page_size: int, features: int, queued: list[bool]) -> None:
-    count = -(-1000 // page_size)
-    spec, inputs = cached((count * page_size, 7, 0, 777), count * page_size, q_len=2, causal=True, head_dim=features)
-    total = 5 * count
+@pytest.mark.parametrize(
+    ("page_size", "features", "block"),
+    [(page, features, 0) for page in (16, 48, 64, 256) for features in (64, 128, 256)]
+    if ON_GPU
+    else [(page, 16, block) for page in (16, 32, 48) for block in (16, 32)],
+)
+def test_pages(page_size: int, features: int, block: int, ran: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    if block:
+        monkeypatch.setattr(hopper_decode_plan, "_BLOCKS", (block,))
+    count = -(-1000 // page_size) if ON_GPU else 96 // page_size
+    lengths = (count * page_size, 7, 0, 777) if ON_GPU else (96, 7)
+    spec, inputs = cached(lengths, count * page_size, q_len=2, causal=True, head_dim=features)
+    total = (len(lengths) + 1) * count
     spec = replace(spec, page_size=page_size, k_batch=(total, 2, 1), v_batch=(total, 2, 1))
     order = torch.randperm(total, generator=torch.Generator().manual_seed(0))
-    inputs.block_table = order[: 4 * count].view(4, count).int().cuda()
+    inputs.block_table = order[: len(lengths) * count].view(len(lengths), count).int().to(DEVICE)
     # As a cache lies: tokens of a page, then heads.
     inputs.k, inputs.v = (
-        randn(total, page_size, 2, 1, features, dtype="bfloat16", seed=seed).permute(0, 2, 3, 1, 4) for seed in (1, 2)
+        randn(total, page_size, 2, 1, features, dtype=spec.dtype, seed=seed).permute(0, 2, 3, 1, 4) for seed in (1, 2)
     )
     checked(spec, inputs)
-    assert queued == [True] * 2
+    assert ran == [RAN] * RUNS
 
 
-def test_any_strides(queued: list[bool]) -> None:
-    shapes = {"batch": (2, 2, 4), "k_batch": (2, 2, 1), "head_dim": 64, "dtype": "float16"}
-    spec, inputs = attention(**shapes, q_len=3, kv_len=500, sinks=(2, 1, 4))
+def test_any_strides(ran: list[Any]) -> None:
+    features = 64 if ON_GPU else 16
+    spec, inputs = attention(**GROUPED, q_len=3, kv_len=LENGTH, head_dim=features, dtype="float16", sinks=(2, 1, GROUP))
     expected = run(spec, inputs, gradients=False)
     given = []
     for axes in ((0, 3, 1, 2, 4), (3, 1, 0, 2, 4)):
         back = [axes.index(at) for at in range(5)]
         given += [(name, getattr(inputs, name).permute(axes).contiguous().permute(back)) for name in ("q", "k", "v")]
-    memory = randn(2, 2, 1, 600, 88, dtype="float16")
-    memory[:, :, :, 8:508, 8:72] = inputs.k
-    for name, moved in (*given, ("k", memory[:, :, :, 8:508, 8:72])):
+    memory = randn(2, 2, 1, LENGTH + 100, features + 24, dtype="float16")
+    inner = memory[:, :, :, 8 : LENGTH + 8, 8 : features + 8]
+    inner[:] = inputs.k
+    for name, moved in (*given, ("k", inner)):
         found = run(spec, AttentionInputs(**{**vars(inputs), name: moved}), gradients=False)
         assert all(torch.equal(found[each], value) for each, value in expected.items())
-    assert all(queued)
+    assert ran == [RAN] * 8
 
 
-def test_odd_addresses_take_the_other_kernels(queued: list[bool]) -> None:
+@pytest.mark.skipif(ON_GPU, reason="the counters are in a GPU's memory")
+def test_counters_are_left_as_they_were(ran: list[Any]) -> None:
+    run(*attention(**GROUPED, q_len=3, kv_len=70, dtype="float16"), gradients=False)
+    ((_, counters),) = torch_attention_runs.MEMORY._counters.values()
+    assert not counters.any()
+
+
+@pytest.mark.skipif(not ON_GPU, reason="nothing is queued")
+def test_odd_addresses_take_the_other_kernels(ran: list[Any]) -> None:
     spec, inputs = attention((2, 2), 2, 500, 64, dtype="float16")
     expected = run(spec, inputs, gradients=False)
     odd = torch.empty(inputs.v.numel() + 1, dtype=inputs.v.dtype, device="cuda")[1:].view_as(inputs.v).copy_(inputs.v)
     found = run(spec, AttentionInputs(inputs.q, inputs.k, odd), gradients=False)
-    assert queued == [True, False]
+    assert ran == [True, False]
     for each, value in expected.items():
         torch.testing.assert_close(found[each], value, atol=2e-3, rtol=2e-3)
 
 
+@pytest.mark.skipif(not ON_GPU, reason="there are no graphs")
+@pytest.mark.usefixtures("ran")
 def test_captured_in_a_graph_and_on_two_streams() -> None:
     """Counters of a graph are its own, and each stream has its own."""
     spec, inputs = attention((4, 4), 1, 5000, 64, dtype="bfloat16")
@@ -156,6 +229,7 @@ def test_captured_in_a_graph_and_on_two_streams() -> None:
     assert all(torch.equal(each, expected) for each in (*found, captured))
 
 
-def test_many_rows_take_the_other_kernels(queued: list[bool]) -> None:
+@pytest.mark.skipif(not ON_GPU, reason="there a device with many units counts")
+def test_many_rows_take_the_other_kernels(ran: list[Any]) -> None:
     checked(*attention((2, 2, 4), 16, 500, 64, k_batch=(2, 2, 1), dtype="bfloat16"))
-    assert queued == []
+    assert ran == []
