@@ -31,6 +31,9 @@ _ABOUT, _CHOICES, _KERNELS = "bundle.json", "choices", "kernels"
 _NAME = re.compile(r"[\w.-]+")
 """Of a file or a folder of Triton's cache."""
 
+_MALFORMED = (AttributeError, KeyError, TypeError, ValueError, RecursionError)
+"""What reading JSON may raise that somebody else has written."""
+
 _GROUP = "__grp__"
 """How the names of files begin in which Triton's cache says where others are, by whole paths."""
 
@@ -122,9 +125,9 @@ def _bring_in(folder: Path) -> Brought:
     try:
         about = json.loads((folder / _ABOUT).read_text("utf-8"))
         _check(about["sources"], tuple(about["capability"]), about["device"])
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        if isinstance(error, EinsumError):
-            raise
+    except EinsumError:
+        raise
+    except (OSError, *_MALFORMED) as error:
         raise EinsumError(f"it is no bundle of einops-fast tune: {error}") from None
     choices, own, unlike = 0, _versions(), dict[str, None]()
     for file in sorted(folder.glob(f"{_CHOICES}/*.json")):
@@ -170,13 +173,13 @@ def _entry(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         match json.loads(file.read_text("utf-8")):
             case {"key": {"versions": dict()} as key, "record": dict() as record}:
                 return key, record
-    except (OSError, ValueError, RecursionError):
+    except (OSError, *_MALFORMED):
         pass
     raise EinsumError(f"{file.name} is no choice")
 
 
 def _copy_kernel(source: Path) -> bool:
-    """Copy a folder of Triton's cache, and return whether it wasn't there."""
+    """Copy a folder of Triton's cache, and return whether it wasn't there and can be read."""
     from triton import knobs
 
     target = Path(knobs.cache.dir) / source.name
@@ -185,13 +188,17 @@ def _copy_kernel(source: Path) -> bool:
     # What says where the others are comes last: it is what Triton looks for.
     files = sorted((each for each in source.iterdir() if _is_part(each)), key=lambda each: each.name.startswith(_GROUP))
     target.mkdir(parents=True)
-    for file in files:
-        if not file.name.startswith(_GROUP):
-            shutil.copyfile(file, target / file.name)
-            continue
-        names = [Path(each).name for each in json.loads(file.read_text("utf-8"))["child_paths"]]
-        paths = {name: str(target / name) for name in names if (target / name).exists()}
-        write_whole(target / file.name, json.dumps({"child_paths": paths}))
+    try:
+        for file in files:
+            if not file.name.startswith(_GROUP):
+                shutil.copyfile(file, target / file.name)
+                continue
+            names = [Path(each).name for each in json.loads(file.read_text("utf-8"))["child_paths"]]
+            paths = {name: str(target / name) for name in names if (target / name).exists()}
+            write_whole(target / file.name, json.dumps({"child_paths": paths}))
+    except _MALFORMED:
+        shutil.rmtree(target)
+        return False
     return True
 
 

@@ -126,7 +126,15 @@ def test_other_sources_are_refused(tmp_path: Path, name: str, words: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "content", [None, b"no archive", {}, {"bundle.json": "[]"}, {"bundle.json": '{"sources": {}}'}]
+    "content",
+    [
+        None,
+        b"no archive",
+        {},
+        {"bundle.json": "[]"},
+        {"bundle.json": '{"sources": []}'},
+        {"bundle.json": '{"sources": [], "capability": [9, 0], "device": null}'},
+    ],
 )
 def test_what_is_no_bundle_is_one_error(tmp_path: Path, content: Any) -> None:
     path = tmp_path / "bundle.zip"
@@ -138,6 +146,14 @@ def test_what_is_no_bundle_is_one_error(tmp_path: Path, content: Any) -> None:
         path.write_bytes(content)
     with pytest.raises(EinsumError, match=r"no bundle|the bundle was made with another"):
         bundle.bring_in(path)
+
+
+def test_what_cannot_be_read_of_kernels_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = made(tmp_path / "bundle")
+    (path / "kernels" / FOLDER / "__grp__kernel.json").write_text("[]")
+    move_caches(monkeypatch, tmp_path / "second")
+    assert bundle.bring_in(path).kernels == 0
+    assert not (tmp_path / "second" / "triton" / FOLDER).exists()
 
 
 def test_nothing_is_written_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
