@@ -15,7 +15,7 @@ from einops_fast.compiler.chains import match_chain
 from einops_fast.compiler.library_attention import match_library_attention
 from einops_fast.compiler.losses import match_loss
 from einops_fast.compiler.match import Inserted, Match, Miss
-from einops_fast.compiler.memory import name_what_is_written
+from einops_fast.compiler.memory import changes_layout, name_what_is_written
 from einops_fast.compiler.nodes import same_size
 from einops_fast.compiler.report import Fusion, tell
 from einops_fast.compiler.safety import check
@@ -65,6 +65,8 @@ def rewritten(module: GraphModule, *, fuses: bool = True) -> int:
 
 def _rewritten(module: GraphModule, rewrites: Sequence[_Rewrite]) -> int:
     graph = module.graph
+    if any(map(changes_layout, graph.nodes)):
+        return 0  # what is known of tensors is what they are at the end
     name_what_is_written(graph)
     told: list[Fusion] = []
     for rewrite in rewrites:

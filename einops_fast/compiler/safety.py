@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch.fx import Graph, Node
 
 from einops_fast.compiler.match import Match, Miss, Read
-from einops_fast.compiler.memory import mutates, root_of
+from einops_fast.compiler.memory import mutates, storages_of, written_by
 from einops_fast.compiler.nodes import dtype_of
 
 __all__ = ["check", "check_dtypes"]
@@ -37,16 +36,16 @@ def check(graph: Graph, match: Match) -> None:
 
 def _check_order(graph: Graph, match: Match) -> None:
     """Raise if a tensor is written to after it could be read, or a setting changes between the nodes that are fused."""
-    inner, roots, began = {*match.inner, *match.outputs}, set[Any](), False
+    inner, storages, began = {*match.inner, *match.outputs}, set[int](), False
     for node in graph.nodes:
         if node is match.node:
             return
         began = began or node in inner
-        if mutates(node) and node not in inner and root_of(node) in roots:
+        if node not in inner and storages & storages_of(written_by(node)):
             raise Miss("mutation", node)
         for read in match.reads:
             if read.node is node:
-                roots |= {root_of(each) for each in (node, *read.copies)}
+                storages |= storages_of([node, *read.copies])
         if began and _function(node) in _SETTINGS:
             raise Miss("unsupported option", node)
 
