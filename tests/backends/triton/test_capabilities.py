@@ -34,6 +34,7 @@ from einops_fast import ops
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.backends.torch import operator as torch_operator
 from einops_fast.backends.torch.attention import runs
+from einops_fast.backends.torch.attention.layouts import extras_of
 from einops_fast.backends.torch.memory import TorchMemory
 from einops_fast.backends.triton.attention.general.tilings import shared_memory
 from einops_fast.backends.triton.contraction.candidates import kernel_candidates
@@ -73,9 +74,10 @@ def attention(gradients):
         spec = AttentionSpec(batch, batch, batch, batch, length, keys, 32, 32, "bfloat16", 0.1)
         q, k, v = (torch.zeros(*batch, rows, 32, dtype=torch.bfloat16) for rows in (length, keys, keys))
         arrays = tuple(vars(AttentionInputs(q, k, v)).values())
-        out, lse = runs.forward(spec, arrays)
+        call, extras = runs.call_of(spec, arrays, lambda: spec), extras_of(arrays)
+        out, lse = call.forward(q, k, v, extras)
         if gradients:
-            runs.backward(spec, arrays, out, lse, out, lse, (True, True, True, False, False))
+            call.backward(q, k, v, extras, out, lse, out, lse, (True, True, True, False, False))
 
 
 def work(capability):

@@ -21,6 +21,7 @@ pretend(90)
 
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.backends.torch.attention import runs as torch_attention_runs
+from einops_fast.backends.torch.attention.layouts import extras_of
 from einops_fast.backends.triton.attention import plan as attention_plan
 from einops_fast.backends.triton.attention.around import mask_bounds
 from einops_fast.backends.triton.launching.kernel_call import KernelCall
@@ -101,10 +102,11 @@ for case in sys.argv[1:]:
         seed=torch.zeros(1, dtype=torch.int64) if spec.dropout_p else None,
     )
     arrays = tuple(vars(inputs).values())
-    out, lse = torch_attention_runs.forward(spec, arrays)
+    call, extras = torch_attention_runs.call_of(spec, arrays, lambda: spec), extras_of(arrays)
+    out, lse = call.forward(q, k, v, extras)
     if "backward" in flags:
         wanted = (True, True, True, bias is not None, spec.sinks)
-        torch_attention_runs.backward(spec, arrays, out, lse, out, lse, wanted)
+        call.backward(q, k, v, extras, out, lse, out, lse, wanted)
 """
 )
 

@@ -45,6 +45,7 @@ from fused_steps import ON, fused_step
 from einops_fast import ops
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.backends.torch.attention import runs as torch_attention_runs
+from einops_fast.backends.torch.attention.layouts import extras_of
 from einops_fast.backends.triton.attention import plan as attention_plan
 from einops_fast.backends.torch import operator as torch_operator
 from einops_fast.backends.torch.memory import TorchMemory
@@ -134,7 +135,7 @@ for on_hopper, bias, sinks in ((True, None, None), (False, half(*of_bias), torch
         bias=of_bias if bias is not None else None, sinks=sinks is not None,
     )
     arrays = tuple(vars(AttentionInputs(q, k, k, bias, sinks=sinks)).values())
-    torch_attention_runs.forward(spec, arrays)
+    torch_attention_runs.call_of(spec, arrays, lambda: spec).forward(*arrays[:3], extras_of(arrays))
 ops.softmax(torch.zeros(70, 65536))
 """
 )
