@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
@@ -23,6 +24,7 @@ __all__ = [
     "get_backend",
     "register_backend",
     "registered",
+    "wake_imported",
 ]
 
 _lock = threading.RLock()
@@ -89,6 +91,13 @@ def get_backend(name: str) -> Backend:
                 raise OperandError(f"the factory of backend {name!r} made a {type(made).__name__}, which is no Backend")
             _awake[name] = made
         return _awake[name]
+
+
+def wake_imported() -> None:
+    """Import the backend of torch where torch is there already: else the first call would wait for that."""
+    if "torch" in sys.modules:
+        with suppress(Exception):  # whatever is wrong is said by the first call
+            get_backend("torch")
 
 
 def backend_for_type(array_type: type) -> Backend | None:

@@ -7,7 +7,7 @@ from einops_fast.attention.attend import attention
 from einops_fast.attention.drop_in import scaled_dot_product_attention
 from einops_fast.attention.explain import explain_attention
 from einops_fast.attention.registry import attention_backend
-from einops_fast.backends import register_backend
+from einops_fast.backends import register_backend, wake_imported
 from einops_fast.compiler.front import compile
 from einops_fast.compiler.report import fusions
 from einops_fast.einsum import fast_einsum
@@ -45,6 +45,8 @@ __all__ = [
     "unpatch",
     "wait_for_kernels",
 ]
+
+wake_imported()
 
 if "EINOPS_FAST_METRICS" in os.environ:
     from einops_fast.metrics import start_from_environment

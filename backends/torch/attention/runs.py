@@ -22,6 +22,7 @@ from einops_fast.backends.torch.attention.layouts import (
     Given,
     dtype_of,
     example,
+    extras_of,
     kernel_layouts,
     layout_of,
     neighbouring,
@@ -36,7 +37,7 @@ from einops_fast.backends.triton.launching.launch import accumulator
 from einops_fast.planning.layout import contiguous_strides
 from einops_fast.runtime.plan_cache import emptied_with_plans, keep
 
-__all__ = ["AttentionCall", "Differentiated", "call_of"]
+__all__ = ["AttentionCall", "Differentiated", "backward", "call_of", "forward"]
 
 MEMORY = TorchMemory()
 
@@ -195,6 +196,21 @@ def call_of(question: Hashable, arrays: Arrays, spec_of: Callable[[], AttentionS
         found = AttentionCall(spec_of(), arrays)
         keep(_calls, key, found)
     return found
+
+
+def forward(spec: AttentionSpec, arrays: Arrays) -> tuple[Any, Any]:
+    """Return the result and the logarithms of arrays in canonical order, without regard to gradients."""
+    q, k, v, *_ = arrays
+    return call_of(spec, arrays, lambda: spec).forward(q, k, v, extras_of(arrays))
+
+
+def backward(
+    spec: AttentionSpec, arrays: Arrays, out: Any, lse: Any, d_out: Any, d_lse: Any, wanted: Sequence[bool]
+) -> Differentiated:
+    """Return the gradients of q, k, v, the bias and the sinks; see :meth:`AttentionCall.backward`."""
+    q, k, v, *_ = arrays
+    call = call_of(spec, arrays, lambda: spec)
+    return call.backward(q, k, v, extras_of(arrays), out, lse, d_out, d_lse, tuple(wanted))
 
 
 @lru_cache(maxsize=64)

@@ -21,7 +21,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
-from threading import Lock
+from threading import Lock, RLock
 from typing import Any, NamedTuple
 
 import triton
@@ -29,12 +29,15 @@ from triton import knobs
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime import driver
+from triton.runtime.jit import DependenciesFinder
 
 from einops_fast.backends.triton.launching.arrays import Array
 from einops_fast.backends.triton.launching.launch import ALIGNMENT
 from einops_fast.runtime.plan_cache import keep
 
-__all__ = ["ONES", "Signature", "compiled_for", "compiling", "is_compiled", "signature", "unpromised", "untangled"]
+__all__ = [
+    "ONES", "Signature", "compiled_for", "compiling", "is_compiled", "named", "signature", "unpromised", "untangled",
+]  # fmt: skip
 
 _Path = tuple[int, ...]
 """Where an argument is: its number, then places in tuples."""
@@ -97,9 +100,37 @@ def signature(
     return Signature(tuple(zip(function.arg_names, types, strict=True)), tuple(known), tuple(aligned))
 
 
+_naming = RLock()
+
+
+def _update_hash(finder: DependenciesFinder, callee: Any) -> None:
+    """Do what Triton does where a function calls another one, when that has its key."""
+    _ = callee.cache_key
+    _triton_update_hash(finder, callee)
+
+
+_triton_update_hash = DependenciesFinder._update_hash
+
+
+def named(function: Any) -> Any:
+    """Have Triton give a kernel its key, the same one in every process; return the kernel.
+
+    By itself, Triton adds the constants of what a kernel calls to the key where that was called before, by another
+    kernel. Then a process doesn't find what another one has compiled.
+    """
+    if function.hash is None:
+        with _naming:
+            DependenciesFinder._update_hash = _update_hash
+            try:
+                _ = function.cache_key
+            finally:
+                DependenciesFinder._update_hash = _triton_update_hash
+    return function
+
+
 def compiled_for(function: Any, given: Signature, options: tuple[tuple[str, Any], ...]) -> Any:
     """Compile a kernel for the current device, or take it from those compiled before, here or in Triton's own cache."""
-    key = function, given, options, *_here()
+    key = named(function), given, options, *_here()
     found = _compiled.get(key)
     if found is None:
         found = _compile(function, given, options)
@@ -109,7 +140,7 @@ def compiled_for(function: Any, given: Signature, options: tuple[tuple[str, Any]
 
 def is_compiled(function: Any, given: Signature, options: tuple[tuple[str, Any], ...]) -> bool:
     """Return whether a kernel is loaded on the current device."""
-    return (function, given, options, *_here()) in _compiled
+    return (named(function), given, options, *_here()) in _compiled
 
 
 def _here() -> tuple[int, Any]:

@@ -15,7 +15,7 @@ from einops_fast.backends.memory import Memory
 from einops_fast.backends.triton.device.tiling import LANES
 from einops_fast.backends.triton.launching.arrays import Array, Descriptor, mapped
 from einops_fast.backends.triton.launching.bare_launch import Launch, launch_of
-from einops_fast.backends.triton.launching.compiling import Signature, compiled_for, signature
+from einops_fast.backends.triton.launching.compiling import Signature, compiled_for, named, signature
 from einops_fast.backends.triton.launching.launch import ALIGNMENT, interpreted
 from einops_fast.backends.triton.launching.rehearsing import take_down
 
@@ -158,7 +158,7 @@ class KernelCall:
     def source_for(self, *arrays: Any) -> tuple[Any, Signature, tuple[tuple[str, Any], ...]]:
         """Return what is compiled for such arrays: the function, its signature, the compiler's options."""
         given = signature(self.function, (*arrays, *self.tail), tuple(self.constants.values()), self._even)
-        return self.function, given, tuple(self.options.items())
+        return named(self.function), given, tuple(self.options.items())
 
     def at_a_time(self, *arrays: Any) -> int | None:
         """Return how many of its programs, which are clusters, run at a time; ``None`` if that isn't known."""

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from einops_fast.attention.choice import is_refusal, refusals, remember_refusal, warn_of_refusals
-from einops_fast.backends.torch.attention.layouts import extras_of
 from einops_fast.backends.torch.operator import Operator
 from einops_fast.backends.triton_support import why_unusable
 
@@ -80,12 +79,6 @@ class _Canonical:
         numbers = scale, causal, "bottom_right", left, right, softcap, 0.0, _ORDER, False, longest_q, longest_kv
         self.spec = spec_of(self.arrays, numbers)
 
-    def by_kernels(self) -> Any:
-        """Return the call of our kernels."""
-        from einops_fast.backends.torch.attention.runs import call_of
-
-        return call_of(self.spec, self.arrays, lambda: self.spec)
-
     def of(self, array: Any, share: int | None = None) -> Any:
         """Return an array with axes (batch, positions, heads, features), or without batch where packed, so."""
         array = array.detach()
@@ -108,9 +101,10 @@ class _Canonical:
 
 def _result_instead(arrays: tuple[Any, ...], constants: tuple[Any, ...]) -> tuple[Any, Any]:
     """Return the result and its logarithms as the forward operator does."""
+    from einops_fast.backends.torch.attention.runs import forward
+
     call = _Canonical(arrays, constants)
-    q, k, v, *_ = call.arrays
-    out, lse = call.by_kernels().forward(q, k, v, extras_of(call.arrays))
+    out, lse = forward(call.spec, call.arrays)
     return call.back(out).contiguous(), call.back_rows(lse).contiguous()
 
 
@@ -118,14 +112,13 @@ def _gradients_instead(
     arrays: tuple[Any, ...], constants: tuple[Any, ...], results: tuple[Any, Any], cotangents: tuple[Any, Any]
 ) -> tuple[Any, ...]:
     """Return the gradients of q, k, v and the sinks as the backward operator does."""
+    from einops_fast.backends.torch.attention.runs import backward
+
     call = _Canonical(arrays, constants)
     (out, lse), (d_out, d_lse), sinks = results, cotangents, arrays[3]
-    q, k, v, *_ = call.arrays
-    *found, _, d_sinks = call.by_kernels().backward(
-        q,
-        k,
-        v,
-        extras_of(call.arrays),
+    *found, _, d_sinks = backward(
+        call.spec,
+        call.arrays,
         call.of(out),
         call.of_rows(lse).contiguous(),
         None if d_out is None else call.of(d_out),

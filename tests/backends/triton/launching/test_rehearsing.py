@@ -105,6 +105,31 @@ def test_all_that_a_call_launches_is_listed(tmp_path: Path) -> None:
     assert loaded == "True False True"
 
 
+ORDERS = """
+import sys
+from einops_fast.backends.triton.attention.general.forward import forward_kernel
+from einops_fast.backends.triton.attention.general.keys_gradient import keys_kernel
+from einops_fast.backends.triton.attention.general.queries_gradient import queries_kernel
+from einops_fast.backends.triton.attention.hopper.forward import hopper_kernel
+from einops_fast.backends.triton.attention.hopper.keys_gradient import hopper_keys_kernel
+from einops_fast.backends.triton.attention.hopper.queries_gradient import hopper_queries_kernel
+from einops_fast.backends.triton.launching.compiling import named
+
+kernels = [hopper_kernel, hopper_keys_kernel, hopper_queries_kernel, forward_kernel, keys_kernel, queries_kernel]
+for kernel in kernels[::STEP]:
+    named(kernel)
+for kernel in kernels:
+    print(kernel.cache_key)
+"""
+
+
+def test_a_kernel_has_one_key_in_all_processes(tmp_path: Path) -> None:
+    """Else what was compiled elsewhere isn't found, and the kernel is compiled once more."""
+    forwards, backwards = (printed(ORDERS.replace("STEP", step), tmp_path) for step in ("1", "-1"))
+    assert forwards == backwards
+    assert len(set(forwards)) == 6
+
+
 def test_a_process_without_a_gpu_compiles_for_several(tmp_path: Path) -> None:
     """Once for each architecture."""
     kernels = [line.split() for line in printed(ELSEWHERE, tmp_path)]
