@@ -24,7 +24,7 @@ __all__ = ["match_small_product"]
 _MOST_SUMMED = 7
 """Elements of a sum that inductor unrolls: fewer than its ``unroll_reductions_threshold``."""
 
-_MOST_ROWS, _MOST_COLUMNS = 8, 64
+_MOST_ROWS, _MOST_COLUMNS = 8, 16
 """Rows or columns, whichever are fewer, and the others. With those of a sum, they say how often elements are read."""
 
 _FEWEST = 256

@@ -30,7 +30,7 @@ LEFT: dict[str, tuple[Program, Shapes]] = {
     "few": (lambda r, x: torch.einsum("nij,nj->ni", r, x), ((9, 3, 3), (9, 3))),
     "long_sums": (lambda r, x: torch.einsum("nij,nj->ni", r, x), ((N, 3, 8), (N, 8))),
     "weighted_sum": (lambda x, w: torch.einsum("bnd,bn->bd", x, w), ((N, 40, 8), (N, 40))),
-    "wide": (lambda r, x: r @ x, ((N, 3, 3), (N, 3, 65))),
+    "wide": (lambda r, x: r @ x, ((N, 3, 3), (N, 3, 17))),
     "one_matrix_for_all": (lambda r, x: x @ r, ((3, 3), (N, 3))),
     "square": (lambda r, x: r @ x, ((N, 9, 3), (N, 3, 9))),
     "another_dtype": (lambda r, x: torch.einsum("nij,nj->ni", r.bool().int(), x.int()) * x, ((N, 3, 3), (N, 3))),
