@@ -20,8 +20,6 @@ from einops_fast.backends.torch.attention.implementations import clock, devices,
 from einops_fast.runtime.plan_cache import clear_plans  # noqa: E402
 
 BIAS = {"bias": (2, 8, 1000, 1000), "bias_dtype": "float32"}
-DIM_8 = {"head_dim": 8, "v_head_dim": 8}
-DIM_512 = {"head_dim": 512, "v_head_dim": 512}
 ODD = {"strides": ((520000, 65, 520, 1),) * 3}
 EVEN = {"strides": ((576000, 72, 576, 1),) * 3}
 
@@ -172,8 +170,9 @@ def test_sinks_that_vary_are_left_to_the_next_one(on_gpu: Any) -> None:
 @pytest.mark.parametrize(("dtype", "expected"), [("float32", "attention_forward"), ("bfloat16", LIBRARY)])
 def test_a_wide_bias_is_not_rounded(on_gpu: Any, dtype: str, expected: str) -> None:
     pytest.importorskip("triton")
+    q = Q[..., :40].contiguous()  # on Hopper, kernels of ours come first for multiples of 32 features
     bias = torch.zeros(16, 16, dtype=getattr(torch, dtype))
-    assert expected in traced(lambda q, bias: attention(q, q, q, layout="bhsd", bias=bias), Q, bias)
+    assert expected in traced(lambda q, bias: attention(q, q, q, layout="bhsd", bias=bias), q, bias)
 
 
 def test_torch_goes_on_to_what_attention_backend_allows(on_gpu: Any) -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import re
-import subprocess
-import sys
 import threading
 import warnings
 from typing import Any
 
 import numpy as np
 import pytest
+from python_process import run_python
 
 from einops_fast import (
     OperandError,
@@ -149,12 +148,8 @@ print(len(seen.rows))
 """
 
 
-def run_python(script: str) -> str:
-    return subprocess.run([sys.executable, "-c", script], check=True, stdout=subprocess.PIPE, text=True).stdout
-
-
 def test_a_block_of_patches_that_is_called_alone() -> None:
-    assert run_python(PATCHED_ALONE) == "1\n"
+    assert run_python("-c", PATCHED_ALONE).stdout == "1\n"
 
 
 # ---- what is wrong is told in one sentence
@@ -169,7 +164,7 @@ WRONG = {
 def test_a_wrong_environment_is_an_error_where_it_is_needed(variable: str) -> None:
     value, use = WRONG[variable]
     caught = f"try: {use}\nexcept einops_fast.EinsumError as error: print(error)"
-    found = run_python(f"import os; os.environ[{variable!r}] = {value!r}; import einops_fast\n{caught}")
+    found = run_python("-c", f"import einops_fast\n{caught}", **{variable: value}).stdout
     assert found.startswith(f"{variable} is ")
     assert repr(value) in found
 

@@ -1,27 +1,16 @@
 """How choices by measurement are made: the environment, an argument, and what a wrong mode costs."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+from python_process import run_python
 
 from einops_fast import EinsumError, autotune
 from einops_fast.runtime.tuning import MODES, current_mode
 
-ROOT = Path(__file__).parents[2]
-
 
 def _default(value, script="print(current_mode())"):
     """What a process prints whose environment says so."""
-    environment = {name: kept for name, kept in os.environ.items() if name != "EINOPS_FAST_AUTOTUNE"}
-    if value is not None:
-        environment["EINOPS_FAST_AUTOTUNE"] = value
     script = f"import os, einops_fast\nfrom einops_fast.runtime.tuning import current_mode\n{script}"
-    command = [sys.executable, "-c", script]
-    done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-    return done.stdout.strip()
+    return run_python("-c", script, EINOPS_FAST_AUTOTUNE=value).stdout.strip()
 
 
 @pytest.mark.parametrize(("value", "mode"), [(None, "auto"), ("", "auto"), ("always", "always")])
