@@ -15,8 +15,8 @@ from einops_fast.compiler.chains import match_chain
 from einops_fast.compiler.library_attention import match_library_attention
 from einops_fast.compiler.losses import match_loss
 from einops_fast.compiler.match import Inserted, Match, Miss
-from einops_fast.compiler.memory import changes_layout, name_what_is_written
-from einops_fast.compiler.nodes import same_size
+from einops_fast.compiler.memory import changes_layout, is_written, name_what_is_written, storages_of
+from einops_fast.compiler.nodes import dtype_of, name_of, same_size
 from einops_fast.compiler.report import Fusion, tell
 from einops_fast.compiler.safety import check
 from einops_fast.compiler.small_products import match_small_product
@@ -109,12 +109,13 @@ def _exchanged(graph: Graph, match: Match, gone: set[Node]) -> Inserted:
         with graph.inserting_before(_first_need(graph, match)):
             inserted = match.insert(graph)
         _try([node for node in graph.nodes if node not in before], inserted, match)
+        results = {old: _as_it_lay(graph, old, new) for old, new in inserted.results.items()}
     except Exception:
         for node in reversed(graph.nodes):
             if node not in before:
                 graph.erase_node(node)
         raise
-    for old, new in inserted.results.items():
+    for old, new in results.items():
         new.meta = old.meta | new.meta
         old.replace_all_uses_with(new)
     copies = [node for read in match.reads for node in read.copies]
@@ -124,6 +125,29 @@ def _exchanged(graph: Graph, match: Match, gone: set[Node]) -> Inserted:
             graph.erase_node(node)
             gone.add(node)
     return inserted
+
+
+def _as_it_lay(graph: Graph, old: Node, new: Node) -> Node:
+    """Return a result without gaps if the program's is without; else see that nobody relies on where its elements lie.
+
+    Raises:
+        Miss: somebody does.
+    """
+    if old.meta["example_value"].is_contiguous():
+        with graph.inserting_after(new):
+            result = graph.call_method("contiguous", (new,))
+        result.meta["example_value"] = new.meta["example_value"].contiguous()
+        return result
+    memory = storages_of(old)
+    views = [node for node in graph.nodes if node is not old and storages_of(node) & memory]
+    plain = [node for node in views if node.op == "call_method" and node.target in ("view", "view_as")]
+    if any(name_of(node) == "as_strided" or dtype_of(node) not in (None, dtype_of(old)) for node in views):
+        raise Miss("unsupported option", old)
+    if plain and is_written(old):
+        raise Miss("mutation", old)
+    for node in plain:
+        node.target = "reshape" if node.target == "view" else "reshape_as"
+    return new
 
 
 def _first_need(graph: Graph, match: Match) -> Node:

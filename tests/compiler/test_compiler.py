@@ -166,6 +166,25 @@ def test_the_call_is_on_views_as_they_lie() -> None:
     assert call.kwargs["pattern"] == "a b c d, a b e d, a b e f -> a c b f"
 
 
+@pytest.mark.parametrize("written", [False, True])
+def test_a_result_may_be_viewed_as_the_program_lays_it_out(written: bool) -> None:
+    def layer(q: Any, k: Any, v: Any) -> Any:
+        weights = torch.einsum("bihd,bjhd->bhij", q, k).softmax(-1)
+        result = torch.einsum("bhij,bjhd->bihd", weights, v)
+        rows = result.transpose(1, 2).view(-1, 8)
+        if written:
+            rows.mul_(2)
+        return rows, result + 1
+
+    given = torch.randn(3, 2, 6, 3, 8)
+    assert not layer(*given)[1].is_contiguous()
+    with fusions() as log:
+        found = einops_fast.compile(layer, then="eager")(*given)
+    for own, expected in zip(found, layer(*given), strict=True):
+        torch.testing.assert_close(own, expected)
+    assert [each.reason for each in log.missed] == (["mutation"] if written else [])
+
+
 def test_what_nobody_reads_and_what_is_written_stays() -> None:
     """A graph may do more than return results."""
 
