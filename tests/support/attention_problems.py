@@ -149,6 +149,17 @@ def attention(
     return spec, inputs
 
 
+def hide_ends(mask: Any) -> None:
+    """Have a mask hide all at both ends, of one element of the batch in whole rows, of others in blocks too."""
+    first, *others = mask.flatten(0, -3)
+    first[..., : first.shape[-1] // 3] = False
+    first[: first.shape[-2] // 2] = False
+    for at, each in enumerate(others):
+        each[..., each.shape[-1] // (2 + at) :] = False
+        # Causal in blocks.
+        each[: each.shape[-2] // 2, 130:] = False
+
+
 def leaves(inputs: AttentionInputs, wanted: Sequence[str] = DIFFERENTIABLE) -> AttentionInputs:
     """The same tensors, of which the differentiable ones are leaves, with the same strides; some want gradients."""
     return _each(inputs, lambda name, each: each.detach().requires_grad_(name in wanted))

@@ -2,14 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from einops_fast import attention, ops
+from einops_fast import attention, autotune, ops
+from einops_fast.runtime import tiers
+from einops_fast.runtime.plan_cache import clear_plans
 
-__all__ = ["calls", "results"]
+__all__ = ["calls", "decisions", "results"]
+
+
+def decisions(owner: type, method: str, monkeypatch: Any, folder: Path) -> Iterator[list[str]]:
+    """Give the names of the ways that a method keeps; kernels pay at once, and nothing is known of any."""
+    names: list[str] = []
+    keep = getattr(owner, method)
+
+    def told(self: Any, way: Any, *rest: Any) -> None:
+        names.append(way.name)
+        keep(self, way, *rest)
+
+    monkeypatch.setattr(owner, method, told)
+    monkeypatch.setattr(tiers, "PRICE", 0.0)
+    monkeypatch.setenv("EINOPS_FAST_CACHE_DIR", str(folder))
+    clear_plans()
+    with autotune("auto"):
+        yield names
+    clear_plans()
 
 
 def calls() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:

@@ -14,7 +14,7 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 
 import torch.nn.functional as F  # noqa: E402
-from first_calls import calls, results  # noqa: E402
+from first_calls import calls, decisions, results  # noqa: E402
 from python_process import run_python  # noqa: E402
 
 from einops_fast import autotune, ops, wait_for_kernels  # noqa: E402
@@ -207,20 +207,7 @@ def test_attention_in_a_checkpoint_is_decided_for_once(monkeypatch: pytest.Monke
 @pytest.fixture
 def decided(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[str]]:
     """The names of the ways that were decided for; kernels pay at once, and nothing is known of any."""
-    names: list[str] = []
-    decide = Beginning.decide
-
-    def told(self: Any, way: Any, *rest: Any) -> None:
-        names.append(way.name)
-        decide(self, way, *rest)
-
-    monkeypatch.setattr(Beginning, "decide", told)
-    monkeypatch.setattr(tiers, "PRICE", 0.0)
-    monkeypatch.setenv("EINOPS_FAST_CACHE_DIR", str(tmp_path))
-    clear_plans()
-    with autotune("auto"):
-        yield names
-    clear_plans()
+    yield from decisions(Beginning, "decide", monkeypatch, tmp_path)
 
 
 @pytest.mark.gpu

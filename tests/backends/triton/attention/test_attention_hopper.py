@@ -8,7 +8,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from attention_problems import attention, check_low_precision, hopper_calls, needs_hopper, randn, run
+from attention_problems import attention, check_low_precision, hide_ends, hopper_calls, needs_hopper, randn, run
 
 torch: Any = pytest.importorskip("torch")
 
@@ -167,13 +167,7 @@ ADDED: dict[str, dict[str, Any]] = {
 def test_what_a_mask_hides_at_both_ends_is_left_out(case: str, head_dim: int, queued: list[bool]) -> None:
     options = {"batch": (2, 3), "q_len": 300, "kv_len": 400, **ADDED[case]}
     spec, inputs = attention(head_dim=head_dim, dtype="float16", **options)
-    first, *others = inputs.mask.flatten(0, -3)
-    first[..., : first.shape[-1] // 3] = False
-    first[: first.shape[-2] // 2] = False
-    for at, each in enumerate(others):
-        each[..., each.shape[-1] // (2 + at) :] = False
-        # Causal in blocks.
-        each[: each.shape[-2] // 2, 130:] = False
+    hide_ends(inputs.mask)
     with mock.patch.object(mask_bounds, "_WORTH", 0):
         check_low_precision(spec, inputs)
     assert all(queued)

@@ -8,7 +8,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from attention_problems import DEVICE, Poisoned, attention, check, randn, whole_calls
+from attention_problems import DEVICE, Poisoned, attention, check, hide_ends, randn, whole_calls
 
 torch: Any = pytest.importorskip("torch")
 
@@ -133,13 +133,7 @@ MASKS: dict[str, dict[str, Any]] = {
 def test_what_a_mask_hides_at_both_ends_is_left_out(case: str, ran: list[str]) -> None:
     options = {"batch": (2, 2), "q_len": 300, "kv_len": 400, "head_dim": 16, **MASKS[case]}
     spec, inputs = attention(dtype="float16", **options)
-    first, *others = inputs.mask.flatten(0, -3)
-    first[..., :, : first.shape[-1] // 3] = False
-    first[: first.shape[-2] // 2, :] = False
-    for at, each in enumerate(others):
-        each[..., each.shape[-1] // (2 + at) :] = False
-        # Causal in blocks.
-        each[: each.shape[-2] // 2, 130:] = False
+    hide_ends(inputs.mask)
     with mock.patch.object(mask_bounds, "_WORTH", 0):
         check(spec, inputs, tolerance=3e-3)
     assert "hopper_kernel" in ran

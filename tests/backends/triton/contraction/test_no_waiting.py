@@ -12,10 +12,11 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from einops_fast import autotune, fast_einsum, wait_for_kernels  # noqa: E402
+from first_calls import decisions  # noqa: E402
+
+from einops_fast import fast_einsum, wait_for_kernels  # noqa: E402
 from einops_fast.backends.triton.contraction.choice import Choice  # noqa: E402
 from einops_fast.runtime import kinds, tiers  # noqa: E402
-from einops_fast.runtime.plan_cache import clear_plans  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
@@ -23,20 +24,7 @@ pytestmark = pytest.mark.gpu
 @pytest.fixture
 def chosen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[str]]:
     """The names of the ways that were chosen for good; kernels pay at once, and nothing is known of any."""
-    names: list[str] = []
-    keep = Choice.keep
-
-    def told(self: Choice, way: Any, *rest: Any) -> None:
-        names.append(way.name)
-        keep(self, way, *rest)
-
-    monkeypatch.setattr(Choice, "keep", told)
-    monkeypatch.setattr(tiers, "PRICE", 0.0)
-    monkeypatch.setenv("EINOPS_FAST_CACHE_DIR", str(tmp_path))
-    clear_plans()
-    with autotune("auto"):
-        yield names
-    clear_plans()
+    yield from decisions(Choice, "keep", monkeypatch, tmp_path)
 
 
 def operands(*shapes: tuple[int, ...]) -> list[Any]:
