@@ -53,7 +53,10 @@ def is_followed() -> bool:
     if torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0:
         return True
     # torch.compile, which can't follow the question, has the operators.
-    return not torch.compiler.is_compiling() and (recorder() is not None or _before_autograd.count() > 0)
+    if torch.compiler.is_compiling() or (recorder() is None and not _before_autograd.count()):
+        return False
+    # Before 2.13, torch doesn't say so while it compiles what it has traced.
+    return torch._guards.TracingContext.try_get() is None
 
 
 saving_hooks: Callable[[bool], object] = getattr(

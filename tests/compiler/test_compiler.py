@@ -347,3 +347,25 @@ def test_contractions_of_ours_are_read_as_others(monkeypatch: pytest.MonkeyPatch
         found = einops_fast.compile(ours, then="eager")(*given)
     assert len(log.fused) == 1, str(log)
     torch.testing.assert_close(found, ours(*given))
+
+
+def test_what_is_put_in_is_one_call_for_the_next_compiler() -> None:
+    """Also where eager calls were made before."""
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+
+    q, k, v = operands()
+    einops_fast.attention(q, k, v, layout="bhsd")
+    called = []
+
+    def looked_at(graph: Any, inputs: Any) -> Any:
+        called.append([str(node.target) for node in graph.graph.nodes if node.op == "call_function"])
+        return make_boxed_func(graph.forward)
+
+    with fusions() as log:
+        found = einops_fast.compile(attend, then=aot_autograd(fw_compiler=looked_at))(q, k, v)
+    assert len(log.fused) == 1
+    torch.testing.assert_close(found, attend(q, k, v))
+    forward = called[0]
+    assert sum("scaled_dot_product" in name for name in forward) == 1
+    assert not any("exp" in name.rpartition(".")[0] or "softmax" in name for name in forward)
