@@ -16,7 +16,7 @@ from torch.fx import Node
 
 from einops_fast.compiler.constants import constant_of, times_number
 from einops_fast.compiler.memory import is_written
-from einops_fast.compiler.nodes import argument, name_of, shape_of, source_of
+from einops_fast.compiler.nodes import argument, dtype_of, name_of, shape_of, source_of
 
 __all__ = ["LARGE", "Band", "band_of", "gate_of", "is_small"]
 
@@ -27,6 +27,9 @@ _FUNCTIONS = frozenset(
     "getattr new_ones new_zeros new_full".split()
 )
 """What is computed of sizes to see what comes of it."""
+
+_EXACT = (torch.int32, torch.int64, torch.float32, torch.float64)
+"""Dtypes that have all positions as they are, however many there are."""
 
 _KEEP_VALUES = frozenset(
     "to type float half bfloat16 double type_as int long getitem reshape unsqueeze expand permute transpose".split()
@@ -257,6 +260,8 @@ def _reach(nodes: Sequence[Node], sizes: Sequence[Any], symbols: Sequence[Any]) 
         name = name_of(node)
         of_positions = name == "arange" or any(each in positions for each in node.all_input_nodes)
         if of_positions and name not in _OF_BITS:
+            if dtype_of(node) not in _EXACT:
+                return None
             positions.add(node)
         numbers = [number for number in _numbers(node) if isinstance(number, (int, float)) and math.isfinite(number)]
         if of_positions and name in ("mul", "log") and any(abs(each) not in (0, 1) for each in numbers):

@@ -72,6 +72,10 @@ CHANGING: dict[str, Made] = {
     "part": lambda m, n: torch.ones(m, n).tril(n // 30).bool(),
     "at_most": lambda m, n: torch.ones(m, n).tril(max(n - 30, 0)).bool(),
     "half": lambda m, n: band(m, n, n // 2, 0),
+    "in_few_bits": lambda m, n: (
+        (positions(m, n)[0].to(torch.int8) >= positions(m, n)[1].to(torch.int8)) | (positions(m, n)[1] == 0)
+    ),
+    "rounded": lambda m, n: positions(m, n)[0].bfloat16() * 1.0 >= positions(m, n)[1],
     "scaled": lambda m, n: (positions(m, n)[0] - positions(m, n)[1]) * 0.01 < 0.305,
 }
 """Which are bands for some sizes, or another one for each."""
@@ -141,5 +145,5 @@ def test_another_mask_stays_one(name: str, dynamic: bool) -> None:
 
 @pytest.mark.parametrize("name", CHANGING)
 def test_what_is_a_band_for_some_sizes_stays_a_mask(name: str) -> None:
-    (call, *_) = calls_of(CHANGING[name], True, [*SQUARE, (50, 50)], "where")
+    (call, *_) = calls_of(CHANGING[name], True, [*SQUARE, (50, 50), (300, 300)], "where")
     assert (call["causal"], call["window"]) == (False, None)
