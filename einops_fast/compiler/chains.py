@@ -110,7 +110,9 @@ def match_chain(node: Node) -> Chain | None:
     found.addend, found.factor = product.addend, product.factor
     found.order = _collected(found, product)
     alike = all(dtype_of(read.node) == dtype for read in found.reads)
-    return found if alike and 3 <= len(found.reads) <= _MOST_OPERANDS else None
+    held = {label for read in found.reads for label in labels_of(read.dims)}
+    whole = held.issuperset(labels_of(found.result))  # not so where the result of a contraction is repeated
+    return found if alike and whole and 3 <= len(found.reads) <= _MOST_OPERANDS else None
 
 
 def _collected(chain: Chain, product: Product) -> Tree:

@@ -75,6 +75,7 @@ KEPT: dict[str, tuple[Program, tuple[tuple[int, ...], ...]]] = {
     "written_operand": (lambda x, a, b: written_meanwhile(x, a, b), SHAPES),
     "another_dtype": (lambda x, a, b: (x.double() @ (a @ b).double()).to(x.dtype), SHAPES),
     "without_gradient": (lambda x, a, b: x @ without_gradient(a, b) + (a.sum() + b.sum()), SHAPES),
+    "repeated": (lambda x, a, b: x @ (a @ b).repeat(1, 2), SHAPES),
     "trace": (lambda x, a, b: torch.einsum("btd,dd->bt", x, a @ b), SHAPES),
     "sum_of_one_alone": (lambda x, a, b: torch.einsum("btd,ef->bt", x, a @ b), SHAPES),
 }
@@ -129,6 +130,7 @@ def test_another_one_is_left_alone(name: str) -> None:
     program, shapes = KEPT[name]
     log = check(program, shapes)
     assert not log.fused, str(log)
+    assert "unknown" not in [each.reason for each in log.missed], str(log)
 
 
 def test_an_order_has_to_be_better_for_all_sizes() -> None:
