@@ -70,15 +70,14 @@ class ProgramsStudy(Study):
                 for process in running.values():
                     process.end()
         eager = found.get(self.native)
+        timings = {name: _judged(name, each, eager, ALLOWED[task.dtype]) for name, each in found.items()}
         ruled_out = (self.ours, *self.unrivalled)
-        rivals = {name: each.step for name, each in found.items() if isinstance(each, Found) and name not in ruled_out}
+        rivals = {name: each.seconds for name, each in timings.items() if each.seconds and name not in ruled_out}
         best = min(rivals, key=lambda name: rivals[name], default="")
-        for name, each in found.items():
+        for name, timing in timings.items():
             others: dict[str, Any] = {"backward": task.backward, "guest": name in self.guests}
-            if isinstance(each, str):
-                timing = Timing(name, failure=each.strip().splitlines()[-1], details=each)
-            else:
-                timing = _judged(name, each, eager, ALLOWED[task.dtype])
+            each = found[name]
+            if isinstance(each, Found):
                 phases = {"first": each.first, "passed": each.passed, "kernels": each.kernels}
                 others |= {"phases": phases, "peak_bytes": each.peak or None}
                 if name == self.ours:
@@ -114,15 +113,18 @@ def _each(ways: Sequence[str], value: Callable[[Row], float | None]) -> Callable
     return cell
 
 
-def _judged(name: str, found: Found, eager: Found | str | None, allowed: float) -> Timing:
+def _judged(name: str, found: Found | str, eager: Found | str | None, allowed: float) -> Timing:
     """Return what a way took, if the losses of its first steps are those of the eager program."""
+    if isinstance(found, str):
+        return Timing(name, failure=found.strip().splitlines()[-1], details=found)
     if not isinstance(eager, Found):
         return Timing(name, found.step, found.spread, host=found.host)
     pairs = zip(found.losses, eager.losses, strict=True)
     error = max(abs(one - other) / max(abs(other), 1e-6) for one, other in pairs)
     wrong = "" if error <= allowed else f"wrong: losses differ by {error:.1%}"
-    speedup = eager.step / found.step
-    return Timing(name, None if wrong else found.step, found.spread, speedup, error, wrong, host=found.host)
+    return Timing(
+        name, None if wrong else found.step, found.spread, eager.step / found.step, error, wrong, host=found.host
+    )
 
 
 class _Process:
