@@ -28,8 +28,10 @@ def operator_call(name: str, arrays: Sequence[Layout | None], *arguments: Any, d
     return _call("operator", name, arrays, {"arguments": arguments}, device)
 
 
-def attention_call(*arrays: Layout, names: Sequence[str] = ("q", "k", "v"), device: str = "cuda:0") -> Called:
-    options = {"causal": True, "alignment": None, "window": [64, 0], "softcap": 0.0, "scale": None, "dropout_p": 0.0}
+def attention_call(
+    *arrays: Layout, names: Sequence[str] = ("q", "k", "v"), device: str = "cuda:0", window: Any = (64, 0)
+) -> Called:
+    options = {"causal": True, "alignment": None, "window": window, "softcap": 0.0, "scale": None, "dropout_p": 0.0}
     given = {"sequence": None, "patterns": [[name, None] for name in names[3:]], "longest": None, "options": options}
     return _call(
         "attention", "b i h d, b j h d, b j h e -> b i h e", arrays, {**given, "names": [*names]}, device
