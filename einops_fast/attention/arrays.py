@@ -84,10 +84,6 @@ class Arrays:
         kept = self.xp.random.random(array.shape) >= p
         return array * kept.astype(array.dtype) / (1 - p)
 
-    def by_lengths(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function that reads lengths of sequences."""
-        return function(*arguments)
-
     def integers(self, array: Any) -> list[int]:
         """Read the numbers of an array on the host."""
         return [int(value) for value in array.tolist()]

@@ -38,7 +38,7 @@ def reference_attention(spec: AttentionSpec, inputs: AttentionInputs, on: Arrays
     merged, arrays = merge_batch(spec.batch, operands.all(), on, 1 if spec.varlen else 0)
     few = replace(spec, batch=merged)
     if spec.varlen:
-        result, lse = on.by_lengths(_one_by_one, few, inputs, AttentionInputs(*arrays), on, wide, memory)
+        result, lse = _one_by_one(few, inputs, AttentionInputs(*arrays), on, wide, memory)
     else:
         result, lse = _in_pieces(few, AttentionInputs(*arrays), on, wide, memory)
     if merged != spec.batch:

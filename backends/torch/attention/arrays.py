@@ -22,12 +22,6 @@ _LENGTHS = (
 )
 
 
-@torch.compiler.disable(reason=_LENGTHS)  # type: ignore[no-untyped-call,untyped-decorator]
-def _untraced(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Break the graph once: else torch.compile would go on with each of our functions, and again for each length."""
-    return function(*arguments)
-
-
 class TorchArrays(Arrays):
     """Tensors on any device; everything can be differentiated as often as torch can."""
 
@@ -78,14 +72,12 @@ class TorchArrays(Arrays):
         return torch.dropout(array, p, True)
 
     def integers(self, array: Any) -> list[int]:
-        if is_traced() and not torch.compiler.is_compiling():
+        if torch.compiler.is_dynamo_compiling():
+            # Where the graph may not break, torch would complain of the first thing that is asked about a length.
+            torch._dynamo.graph_break(msg=_LENGTHS)
+        elif is_traced() and not torch.compiler.is_compiling():
             raise OperandError(_LENGTHS)
         return super().integers(array)
-
-    def by_lengths(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        if torch.compiler.is_dynamo_compiling():
-            return _untraced(function, *arguments)
-        return function(*arguments)
 
     def can_look(self, array: Any) -> bool:
         return may_read_values(array)
