@@ -1,7 +1,4 @@
-"""Problems of row operators and of attention on tensors without memory, for whoever rehearses them without a GPU.
-
-To be imported in a process of its own, where Triton doesn't interpret.
-"""
+"""Problems of row operators and of attention on tensors without memory, for whoever rehearses them without a GPU."""
 
 from __future__ import annotations
 
@@ -21,11 +18,14 @@ from einops_fast.backends.torch.beginning import CallProblem
 from einops_fast.backends.torch.ops import activation, cross_entropy, norm, softmax
 from einops_fast.backends.torch.ops.begun import _OperatorProblem
 
-__all__ = ["attention_problem", "operator_problem", "tensor"]
+__all__ = ["as_on_a_gpu", "attention_problem", "operator_problem", "tensor"]
 
-operator.on_gpu = lambda tensor: True
-for _module in (norm, softmax, activation, cross_entropy):
-    _module.begun = lambda calls: calls  # type: ignore[attr-defined]
+
+def as_on_a_gpu() -> None:
+    """Take operators in this process for ones on a GPU that tell what they would call; Triton mustn't interpret."""
+    operator.on_gpu = lambda tensor: True
+    for module in (norm, softmax, activation, cross_entropy):
+        module.begun = lambda calls: calls  # type: ignore[attr-defined]
 
 
 def tensor(*shape: int, dtype: Any = torch.bfloat16) -> Any:

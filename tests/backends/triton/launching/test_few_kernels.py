@@ -24,8 +24,9 @@ from einops_fast.backends.torch.ops import activation, cross_entropy, norm, soft
 from einops_fast.backends.triton.contraction.generic import generic_kernel
 from einops_fast.backends.triton.launching.rehearsing import aimed_at
 from fused_steps import ON, fused_step
-from rehearsals import attention_problem, operator_problem, tensor
+from rehearsals import as_on_a_gpu, attention_problem, operator_problem, tensor
 
+as_on_a_gpu()
 w = tensor(1024)
 
 def softmaxed(*shape, dim=-1, queries=None):

@@ -19,8 +19,9 @@ import torch
 
 from einops_fast.backends.torch.ops import activation, cross_entropy, norm, softmax
 from einops_fast.backends.triton.launching.rehearsing import aimed_at
-from rehearsals import attention_problem, operator_problem, tensor
+from rehearsals import as_on_a_gpu, attention_problem, operator_problem, tensor
 
+as_on_a_gpu()
 x, w, target = tensor(4, 100, 256), tensor(256), tensor(100, dtype=torch.int64)
 CALLS = {
     "norm": norm.norm(x, w, w, 2, 1, 1e-5, True),
