@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 from quick_interpreter import hurry
 
 from einops_fast.backends import gpu_rates
-from einops_fast.runtime import new_shapes
+from einops_fast.runtime import new_shapes, tiers
 
 # "ci" tries the same examples on every run, so that a red run can be repeated; "long" goes looking for new
 # ones. Choose with --hypothesis-profile or HYPOTHESIS_PROFILE. The first call to a framework takes seconds:
@@ -84,6 +84,13 @@ def planned_at_the_first_call() -> Iterator[None]:
 def new_shapes_only() -> None:
     """No test's calls depend on the shapes that others called with."""
     new_shapes.by_question.clear()
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_undecided() -> Iterator[None]:
+    """No test settles what calls of another one have begun, perhaps on a GPU that was pretended."""
+    yield
+    tiers._undecided.clear()
 
 
 @pytest.fixture(autouse=True, scope="session")
