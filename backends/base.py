@@ -78,7 +78,7 @@ class Backend(ABC):
         return False
 
     def float32_precision(self) -> str:
-        """What products of float32 may have now: ``'ieee'``, ``'tf32'`` or ``'tf32x3'``."""
+        """How products of float32 may be made now: ``'ieee'``, ``'tf32'`` or ``'tf32x3'``."""
         return "ieee"
 
     @abstractmethod

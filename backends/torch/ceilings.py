@@ -19,7 +19,7 @@ from einops_fast.runtime.tuning import current_mode
 __all__ = ["KERNEL_DTYPES", "ceilings_of", "kernel_dtypes", "target_of"]
 
 KERNEL_DTYPES = frozenset({"float16", "bfloat16", "float32", "float64", "int8", "uint8", "int16", "int32", "int64"})
-"""What our own kernels compute on."""
+"""The dtypes that our own kernels take."""
 
 _BLOCK = 1 << 18
 """Elements of a product that are made at a time on a CPU: 1 MiB of float32, which a core's cache holds."""
@@ -90,7 +90,7 @@ def ceilings_of(device: Any, half: bool, threads: int, writes: bool) -> Ceilings
 
 @lru_cache(maxsize=64)
 def kernel_dtypes(device: torch.device) -> frozenset[str]:
-    """What our own kernels compute on: nothing where there is no Triton, or a GPU that it wasn't written for."""
+    """Return the dtypes that our own kernels take: none without Triton, or on a GPU that it wasn't written for."""
     if device.type != "cuda" or torch.version.hip is not None:
         return frozenset()
     if not KERNELS.has(torch.cuda.get_device_capability(device)):

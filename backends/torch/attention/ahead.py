@@ -6,6 +6,7 @@ other processes meanwhile, and the first call finds them.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -17,24 +18,28 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from einops_fast.backends.torch.beginning import meta_like
 from einops_fast.backends.torch.memory import TorchMemory
 from einops_fast.runtime import background
+from einops_fast.runtime.plan_cache import emptied_with_plans, keep
 from einops_fast.runtime.planner import planner
 
 __all__ = ["compile_ahead", "pending", "wait"]
 
 _MEMORY = TorchMemory()
 
-_begun: set[Any] = set()
-"""What was asked for already, by layouts."""
+_begun: dict[Any, bool] = emptied_with_plans({})
+"""Calls whose kernels were asked for: their questions and layouts."""
 
 pending: list[Future[Any]] = []
-"""What is being compiled and wasn't waited for yet."""
+"""Compilations that no call has waited for yet."""
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=pending.clear)  # a fork has no thread that would end them
 
 
-def compile_ahead(question: Any, arrays: Sequence[Any], call: Callable[[list[Any]], object]) -> None:
+def compile_ahead(question: tuple[Any, ...], arrays: Sequence[Any], call: Callable[[list[Any]], object]) -> None:
     """Have the kernels compiled that a call will launch.
 
     Args:
-        question: what the call depends on beside the layouts of the arrays; can be hashed.
+        question: what the call depends on beside the layouts of the arrays.
         arrays: tensors without values, of known sizes, on a GPU; else nothing happens. ``None`` where there is none.
         call: makes the call of such tensors.
     """
@@ -42,12 +47,12 @@ def compile_ahead(question: Any, arrays: Sequence[Any], call: Callable[[list[Any
     if not (given[0].is_cuda and isinstance(given[0], FakeTensor) and background.available()):
         return
     layouts = [None if each is None else (each.dtype, *each.shape, *each.stride()) for each in arrays]
-    if any(isinstance(number, torch.SymInt) for layout in layouts if layout for number in layout):
+    key = (*question, *[number for layout in layouts for number in layout or (None,)])
+    if any(isinstance(number, (torch.SymInt, torch.SymFloat)) for number in key):
         return
-    key = question, *layouts
     if key in _begun or not torch.cuda.is_available():
         return
-    _begun.add(key)
+    keep(_begun, key, True)
     device = given[0].device.index or 0
     with unset_fake_temporarily():
         like = [None if each is None else meta_like(each) for each in arrays]

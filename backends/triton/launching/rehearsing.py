@@ -38,7 +38,7 @@ class Rehearsed(NamedTuple):
 
     @property
     def source(self) -> Source:
-        """What is compiled: the function, its signature, the compiler's options."""
+        """The function to compile, its signature and the compiler's options."""
         return self.call.source_for(*self.arrays)
 
     def compile(self) -> None:

@@ -46,7 +46,7 @@ def column_sums_kernel(
 
 
 def column_sums(count: int, columns: int, any_size: bool = False) -> KernelCall:
-    """The kernel for ``count`` partial sums of so many columns, which takes two arrays of them and two results.
+    """Return the kernel that adds up ``count`` partial sums of each column, for two arrays of sums and two results.
 
     One for ``any_size`` knows of the columns only what loads of float32 can make use of.
     """

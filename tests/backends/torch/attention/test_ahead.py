@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
@@ -13,6 +14,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+from torch.fx.experimental.symbolic_shapes import ShapeEnv  # noqa: E402
 
 from einops_fast.attention.spec import AttentionSpec  # noqa: E402
 from einops_fast.backends.torch.attention import ahead, runs  # noqa: E402
@@ -23,6 +25,7 @@ from einops_fast.backends.torch.attention.ops import (  # noqa: E402
 )
 from einops_fast.backends.triton.launching import rehearsing  # noqa: E402
 from einops_fast.runtime import background  # noqa: E402
+from einops_fast.runtime.plan_cache import clear_plans  # noqa: E402
 
 SPEC = AttentionSpec((2, 3), (2, 3), (2, 3), (2, 3), 64, 64, 32, 32, "bfloat16", 0.2, causal=True)
 
@@ -43,7 +46,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(runs, "_device", lambda device: ((9, 0), 132))
     monkeypatch.setattr(ahead, "_MEMORY", type("Memory", (), {"on_device": staticmethod(lambda device: nullcontext())}))
-    monkeypatch.setattr(ahead, "_begun", set())
+    clear_plans()
     return names
 
 
@@ -75,6 +78,34 @@ def test_other_lengths_are_asked_for_anew(asked: list[list[str]]) -> None:
     traced(128)
     ahead.wait()
     assert len(asked) == 4
+
+
+def test_sizes_that_change_are_left_to_the_call(asked: list[list[str]]) -> None:
+    """Also where only the longest sequence is a symbol, which can't be hashed."""
+    symbol = ShapeEnv().create_unbacked_symint()
+    with FakeTensorMode():
+        q = torch.empty(2, 3, 64, 32, dtype=torch.bfloat16, device="cuda")
+        ahead.compile_ahead(("forward", symbol), (q, q, q), lambda like: None)
+    assert not ahead.pending
+    assert not asked
+
+
+def test_plans_that_are_cleared_are_asked_for_again(asked: list[list[str]]) -> None:
+    traced()
+    clear_plans()
+    traced()
+    ahead.wait()
+    assert len(asked) == 4
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs forks")
+def test_a_fork_waits_for_nothing() -> None:
+    ahead.pending.append(Future())
+    child = os.fork()
+    if not child:
+        os._exit(len(ahead.pending))
+    ahead.pending.clear()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_nothing_is_compiled_for_a_cpu(asked: list[list[str]]) -> None:
