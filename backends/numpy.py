@@ -20,7 +20,7 @@ from einops_fast.foreign import refuse_foreign
 from einops_fast.patching.small_calls import FIRST_OF_OTHERS, own_loops
 from einops_fast.planning.cost import Ceilings
 from einops_fast.planning.layout import contiguous_strides
-from einops_fast.planning.steps import Cast, Multiply, Native, Step, Sum
+from einops_fast.planning.steps import Cast, Gemm, Multiply, Native, Step, Sum
 from einops_fast.planning.target import Numerics, Target
 from einops_fast.runtime.tuning import is_reproducible
 
@@ -29,8 +29,11 @@ __all__ = ["NumpyBackend"]
 # Before version 2, a scalar has the smallest dtype that holds its value.
 _VALUES_PROMOTE = np.result_type(np.float64(0), np.zeros(1, "float32")) == np.float32
 
-_AT_ONCE = {"b": 1 << 16, "i": 1 << 16, "u": 1 << 16, "f": 1 << 16, "c": 1 << 14}
+_AT_ONCE = {"b": 1 << 17, "i": 1 << 17, "u": 1 << 17, "f": 1 << 18, "c": 1 << 15}
 """Multiply-adds up to which the loops take no longer than it takes to make a plan, by kind of dtype."""
+
+_PIECE = 4096
+"""Elements of a dot product in single precision whose rounding is no matter."""
 
 _FEW_LABELS = 12
 """The most labels for which a contraction of two elements along each takes no time."""
@@ -71,9 +74,8 @@ class NumpyBackend(NdarrayBackend):
                 native_run=4e-9,
                 native_complex=9e8,
                 native_complex_products=2.4e8,
-                # In single precision these have one thread, and round off the more the longer they are: long ones
-                # are for einsum's loops, which are hardly slower.
-                dots={"float32": 2.4e9, "complex64": 2.5e9, "complex128": 2.5e9},
+                # In single precision these have one thread, which the loops of einsum don't keep up with.
+                dots={"float32": 8e9, "complex64": 2.5e9, "complex128": 2.5e9},
                 dot_kernels=frozenset({"float64", "complex64", "complex128"}),
             ),
             batch_axes=32,
@@ -150,6 +152,37 @@ class NumpyBackend(NdarrayBackend):
                 return a.astype(dtype)
 
         return run
+
+    def gemm(self, step: Gemm) -> Run:
+        plain = super().gemm(step)
+        if step.m > 1 or step.n > 1 or step.k < 2 * _PIECE or step.buffer is not None:
+            return plain
+        left, right, matmul, loops, shape = (
+            self.arrange(step.left),
+            self.arrange(step.right),
+            self.matmul,
+            self.loops,
+            step.shape,
+        )
+        pieces, rest = divmod(step.k, _PIECE)
+        whole, add = pieces * _PIECE, _quiet(np.add)
+
+        def by_pieces(a: Any, b: Any) -> Any:
+            # BLAS adds up all of a dot product in a few numbers: the longer it is, the more it rounds off.
+            if a.dtype.char != "f":
+                return plain(a, b)
+            a, b = left(a), right(b)
+            one, two = a.reshape(*a.shape[:-2], -1), b.reshape(*b.shape[:-2], -1)
+            parts = matmul(
+                one[..., :whole].reshape(*one.shape[:-1], pieces, 1, _PIECE),
+                two[..., :whole].reshape(*two.shape[:-1], pieces, _PIECE, 1),
+            )
+            sums = loops("...pmn->...", parts)
+            if rest:
+                sums = add(sums, matmul(one[..., None, whole:], two[..., whole:, None])[..., 0, 0])
+            return _boxed(sums).reshape(shape)
+
+        return by_pieces
 
     def sum(self, step: Sum) -> Run:
         # einsum's loops are up to three times as fast as add.reduce, and have the same dtype rules.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from functools import partial
+from functools import cache, partial
 from math import prod
 from typing import Any
 
@@ -210,14 +210,8 @@ class TorchBackend(TorchSteps):
 
     def _numerics(self, name: str, operands: Sequence[Any], *, whole: bool) -> Numerics:
         """Computing in the dtype of this name, to which all operands are brought."""
-        wanted = getattr(torch, name)
-        if len(operands) > 1 and is_integer(name) and name in kernel_dtypes(operands[0].device):
-            # On a GPU torch has no products of them either. What it does with one operand has another dtype.
-            return Numerics(name, name, gemm=False)
-        if not (wanted.is_floating_point or wanted.is_complex) or wanted.itemsize < 2 or wanted is torch.complex32:
-            # Its sums of integers are int64.
-            return Numerics(name, name, f"{name} has no GEMM in BLAS", whole=whole, widens=not whole)
-        return Numerics(name, name)
+        by_kernels = len(operands) > 1 and is_integer(name) and name in kernel_dtypes(operands[0].device)
+        return _numerics_in(name, by_kernels, whole)
 
     def native(self, equation: str, operands: Sequence[Any], **options: Any) -> Any:
         return self.einsum(equation, *operands, **options)
@@ -360,6 +354,19 @@ def _in_fewer_calls(plan: Plan, run: Run) -> Run:
         return run
     product = stacked_product(step, [plan.operands[at] for at in step.reads])
     return product if step.reads == (0, 1) else lambda a, b: product(b, a)
+
+
+@cache
+def _numerics_in(name: str, by_kernels: bool, whole: bool) -> Numerics:
+    """Computing in the dtype of this name; ``by_kernels``: there are kernels for its integers."""
+    if by_kernels:
+        # On a GPU torch has no products of them either. What it does with one operand has another dtype.
+        return Numerics(name, name, gemm=False)
+    wanted = getattr(torch, name)
+    if not (wanted.is_floating_point or wanted.is_complex) or wanted.itemsize < 2 or wanted is torch.complex32:
+        # Its sums of integers are int64.
+        return Numerics(name, name, f"{name} has no GEMM in BLAS", whole=whole, widens=not whole)
+    return Numerics(name, name)
 
 
 def _one_storage(one: Any, other: Any) -> bool:

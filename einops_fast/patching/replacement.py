@@ -98,7 +98,7 @@ def _function(name: str, native: Callable[..., Any], backend: Backend, dialect: 
             arrays = operands[1:]
             try:
                 run = recall((name, operands[0], not options), arrays) if compares else None
-                if run is None and not compares:
+                if run is None:
                     shapes = by_question.get((name, operands[0], True))
                     if shapes is not None and shapes.changing and shapes.at_once(arrays) is not None:
                         return native(*operands, **options)

@@ -111,8 +111,8 @@ class _Lowering:
                 library = self.library(together, terms, [self.converted(each) for each in operands], otherwise)
                 self.finish(self.fused(together, output, library, self.any_order))
                 return tuple(self.steps)
-        every = Counter("".join([output, *[term.labels for term in terms]]))
-        if 1 in every.values():
+        every = "".join([output, *[term.labels for term in terms]])
+        if 1 in map(every.count, every):
             terms = [self.sum_alone(term, every, len(terms) == 1) for term in terms]
         if len(terms) <= 2:
             self.finish(self.pair(terms[0], terms[1]) if len(terms) == 2 else terms[0])
@@ -204,7 +204,7 @@ class _Lowering:
 
     def drop_expanded(self, terms: list[Term]) -> None:
         """Drop axes of stride 0 from operands, as long as another operand still has the label."""
-        if not any(0 in term.strides.values() for term in terms):
+        if 0 not in [stride for term in terms for stride in term.strides.values()]:
             return
         users = Counter("".join([term.labels for term in terms]))
         for at, term in enumerate(terms):
@@ -214,15 +214,15 @@ class _Lowering:
                 users.subtract(dropped)
                 terms[at] = self.without(term, tuple([term.places[label] for label in dropped]), Select)
 
-    def sum_alone(self, term: Term, every: Counter[str], alone: bool) -> Term:
+    def sum_alone(self, term: Term, every: str, alone: bool) -> Term:
         """Sum over the labels that only this term has and the result doesn't.
 
         Args:
             term: one of the operands.
-            every: how many of the result and all operands have a label.
+            every: the labels of the result and all operands.
             alone: there is no other operand.
         """
-        summed = tuple([at for label, at in term.places.items() if every[label] == 1])
+        summed = tuple([at for label, at in term.places.items() if every.count(label) == 1])
         if not summed:
             return term
         if self.fuses:

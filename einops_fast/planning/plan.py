@@ -17,6 +17,7 @@ from einops_fast.planning.notation import Subscripts, bind_sizes
 from einops_fast.planning.path import Path, candidate_paths, explicit_path
 from einops_fast.planning.steps import Step
 from einops_fast.planning.target import Numerics, Operand, Target
+from einops_fast.planning.templates import filled_in
 from einops_fast.record import Record
 
 if TYPE_CHECKING:
@@ -72,6 +73,10 @@ def make_plan(
     """
     shapes = [operand.shape for operand in operands]
     sizes = bind_sizes(subscripts, shapes)
+    if len(operands) == 2:
+        known = filled_in(subscripts, sizes, operands, target, numerics)
+        if known is not None:
+            return Plan(subscripts, sizes, tuple(operands), target, numerics, ((0, 1),), known)
 
     def plan(path: Path, otherwise: Path = ()) -> Plan:
         steps = lower(subscripts, sizes, operands, path, target, numerics, otherwise)

@@ -76,7 +76,7 @@ class NewShapes:
         seen = self._seen.setdefault(kind, {})
         if not self._is_new(operands, seen):
             return False
-        if len(seen) == 2 and at_once is not None and at_once(operands) is not None:
+        if len(seen) > 1 and at_once is not None and kind not in self.changing and at_once(operands) is not None:
             self.changing[kind] = at_once, seen
         return True
 
@@ -164,9 +164,31 @@ def native_first(
         spelled = [question[0], *operands] if as_given else [each for array in operands for each in (array, ())]
         loops = backend.loops if backend.loops is not None and loops_suffice(spelled) else None
         return None if loops is None else lambda equation, arrays: loops(equation, *arrays)
-    if not shapes.notice(operands, backend.at_once if as_given or asks_first else None):
+    if not AT_SECOND_CALL or not shapes.notice(
+        operands, _asked_first(subscripts, backend) if as_given or asks_first else None
+    ):
         return None
     full = prod(bind_sizes(subscripts, [tuple(operand.shape) for operand in operands]).values())
-    if not AT_SECOND_CALL or (len(operands) > 2 and full > _FEW):
+    if len(operands) > 2 and full > _FEW:
         return None
     return backend.at_once(operands, full)
+
+
+def _asked_first(subscripts: Subscripts, backend: Backend) -> AtOnce:
+    """Return what computes operands of any sizes without a plan, if they are small, and refuses what doesn't fit."""
+    if backend.loops is None:  # it goes by the elements of operands
+        return backend.at_once
+    inputs = subscripts.inputs
+
+    def at_once(operands: Sequence[Any]) -> Callable[..., Any] | None:
+        if len(operands) == 2:  # which no labels make more of than this
+            run = backend.at_once(operands, operands[0].size * operands[1].size)
+            if run is not None:
+                return run
+        sizes: dict[str, int] = {}
+        for labels, operand in zip(inputs, operands, strict=True):
+            sizes.update(zip(labels, operand.shape, strict=False))
+        full = prod(sizes.values())
+        return None if len(operands) > 2 and full > _FEW else backend.at_once(operands, full)
+
+    return at_once

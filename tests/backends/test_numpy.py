@@ -305,3 +305,45 @@ def test_only_the_diagonal_is_converted(equation: str) -> None:
     assert kinds.index("Diagonal") < kinds.index("Cast")
     result = fast_einsum(equation, *operands, dtype="float64")
     np.testing.assert_array_equal(result, np.einsum(equation, *[each.astype("float64") for each in operands]))
+
+
+# ---- long sums
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize(
+    ("equation", "shapes"),
+    [
+        ("i,i->", [(16384,), (16384,)]),
+        ("i,i->", [(30001,), (30001,)]),
+        ("i,i->", [(3000001,), (3000001,)]),
+        ("bi,bi->b", [(3, 9000), (3, 9000)]),
+        ("abi,bi->ab", [(2, 3, 8200), (3, 8200)]),
+        ("bij,bji->b", [(2, 100, 90), (2, 90, 100)]),
+        ("ij,ij->", [(128, 256), (128, 256)]),
+    ],
+)
+def test_long_dot_products_hardly_round_off(equation: str, shapes: list[tuple[int, ...]], dtype: str) -> None:
+    rng = np.random.default_rng(0)
+    # All of one sign: the sum grows, and with it what each addition loses.
+    arrays = [(rng.random(shape) / 8).astype(dtype) for shape in shapes]
+    exact = np.einsum(equation, *[array.astype("float64") for array in arrays])
+
+    def error(got: Any) -> float:
+        assert (got.dtype, got.shape) == (dtype, exact.shape)
+        return float(np.abs(got - exact).max())
+
+    rounding = float(np.finfo(dtype).eps * np.abs(exact).max())
+    bound = 2 * rounding if equation == "i,i->" else max(2 * rounding, error(np.einsum(equation, *arrays)))
+    for _ in range(2):  # the second call has a plan
+        assert error(fast_einsum(equation, *arrays)) <= bound
+    strided = [np.repeat(array, 2, axis=-1)[..., ::2] for array in arrays]
+    assert error(fast_einsum(equation, *strided)) <= max(error(np.einsum(equation, *strided)), rounding)
+
+
+def test_long_dot_products_warn_of_no_value() -> None:
+    array = np.ones(30001, "float32")
+    array[7], array[30000] = np.inf, -np.inf
+    with np.errstate(all="raise"):
+        for _ in range(2):
+            assert np.isnan(fast_einsum("i,i->", array, np.ones_like(array)))

@@ -55,6 +55,30 @@ def test_numpy_plans_at_the_second_call_too(make: Any) -> None:
         assert [count_plans("ij,jk->ik", a, b[:, :size]) for _ in range(3)] == plans
 
 
+@pytest.mark.parametrize("equation", ["ij,jk->ik", "ij,jk,kl->il"])
+def test_small_operands_of_changing_shapes_go_straight_to_the_framework(
+    make: Any, equation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    random = np.random.default_rng(0).random
+
+    def call(of: Any, size: int) -> None:
+        operands = [of((20, size)), of((size, 20)), of((20, 5))][: equation.count(",") + 1]
+        np.testing.assert_allclose(
+            np.asarray(fast_einsum(equation, *operands)), np.einsum(equation, *map(np.asarray, operands))
+        )
+
+    for of in (random, lambda shape: make(*shape)):
+        for size in (21, 22):
+            call(of, size)
+        with monkeypatch.context() as patch:
+            patch.setattr("einops_fast.einsum._call", None)
+            for size in (23, 24):
+                call(of, size)
+        call(of, 24)
+        assert len(compiled) == 1
+        clear_plans()
+
+
 def test_words_and_lists_of_labels_go_to_the_framework_in_letters(make: Any) -> None:
     for a, b in ((make(3, 4), make(4, 5)), (np.ones((3, 20)), np.ones((20, 30)))):
         for operands in (("row in, in col -> row col", a, b), ("... i, i k", a, b), (a, [..., "x"], b, ["x", 7])):
@@ -162,9 +186,11 @@ def test_equations_that_the_framework_reads_otherwise(make: Any, equation: str) 
 def test_errors_are_ours(make: Any) -> None:
     for size in range(2, 6):
         fast_einsum("ij,jk->ik", make(3, size), make(size, 4))
-    for _ in range(2):
-        with pytest.raises(ShapeError, match="operand 1"):
-            fast_einsum("ij,jk->ik", make(3, 7), make(8, 4))
+        fast_einsum("ij,jk->ik", np.ones((30, size)), np.ones((size, 40)))
+    for of in (make, lambda *shape: np.ones(shape)):
+        for _ in range(2):
+            with pytest.raises(ShapeError, match="operand 1"):
+                fast_einsum("ij,jk->ik", of(30, 17), of(18, 40))
 
 
 def test_frameworks_and_options_are_told_apart(make: Any) -> None:
