@@ -1,9 +1,9 @@
-"""Sums of products of two tensors of which one lies transposed, on a CPU: a matrix product for each cache line.
+"""Sums of products of two tensors of which one lies transposed, on a CPU: a matrix product for each few lines of the cache.
 
 Multiplying ``a[i, j]`` and ``b[j, i]`` element by element reads one of them across its rows, and so does a copy of it.
-Here ``i`` is cut into pieces of a cache line. For each piece, the diagonal of the small matrix
+Here ``i`` is cut into pieces of a few cache lines. For each piece, the diagonal of the small matrix
 ``a[piece, :] @ b[:, piece]`` holds the sums over ``j``; the rest of that matrix is thrown away. BLAS reads both
-operands line by line, and makes its 16 times as many multiplications in less time than memory takes.
+operands line by line, and makes its 16 or 24 times as many multiplications in less time than memory takes.
 """
 
 from __future__ import annotations
@@ -19,8 +19,12 @@ import torch
 
 __all__ = ["sum_by_lines"]
 
-_LINE = 64
-"""Bytes of a cache line."""
+_WIDTHS = {torch.float32: 16, torch.float64: 24}
+"""Extent of a piece: whole lines of 64 bytes, and as many elements as kernels of products make at a time.
+
+Where rows are longer than a page, the next one of ``b`` is looked for in the tables of pages; with one line of float64
+at a time, that takes three times as long as reading it.
+"""
 
 _LEAST = 1 << 14
 """Elements of an operand from which on a stack of matrix products is worth its call."""
@@ -45,8 +49,8 @@ def sum_by_lines(a: Any, b: Any, summed: int) -> Any | None:
         >>> sum_by_lines(a, b.T, 2), sum_by_lines(a, a, 2)
         (tensor(60000.), None)
     """
-    shape, width = tuple(a.shape), _LINE // a.element_size()
-    if a.dtype not in (torch.float32, torch.float64) or shape != tuple(b.shape):
+    shape, width = tuple(a.shape), _WIDTHS.get(a.dtype)
+    if width is None or shape != tuple(b.shape):
         return None
     pieces = _pieces(shape, a.stride(), b.stride(), len(shape) - summed, width)
     if pieces is None:
