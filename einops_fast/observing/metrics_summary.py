@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 from math import exp, log
 
 from einops_fast.errors import EinsumError
-from einops_fast.explanation import aligned, scaled
+from einops_fast.explanation import scaled
 from einops_fast.metrics import read
+from einops_fast.observing.tables import aligned
 
 __all__ = ["summarize"]
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["plain_table", "print_table", "rich_table"]
+__all__ = ["aligned", "plain_table", "print_table", "rich_table"]
 
 
 def rich_table(columns: Sequence[str], rows: Sequence[Sequence[str]], numbers: bool = False) -> Any:
@@ -32,19 +32,26 @@ def rich_table(columns: Sequence[str], rows: Sequence[Sequence[str]], numbers: b
 
 
 def plain_table(columns: Sequence[str], rows: Sequence[Sequence[str]], numbers: bool = False) -> str:
-    """The same in lines of text.
+    """Return the same in lines of text.
 
     >>> print(plain_table(['case', 'µs'], [['first', '1.5'], ['second', '12']], numbers=True))
     case     µs
     first   1.5
     second   12
     """
-    widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
-    lines = []
-    for row in (columns, *rows):
-        *cells, last = map(str.ljust, row, widths)
-        lines.append("  ".join((*cells, last.strip().rjust(widths[-1]) if numbers else last)).rstrip())
-    return "\n".join(lines)
+    return "\n".join(aligned([columns, *rows], left=len(columns) - numbers))
+
+
+def aligned(rows: Sequence[Sequence[str]], left: int) -> list[str]:
+    """Return cells as lines of columns, of which the first ``left`` are text and the others numbers."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if column < left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], numbers: bool = True) -> None:

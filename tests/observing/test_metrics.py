@@ -276,10 +276,10 @@ def test_a_choice_tells_its_kernel_and_candidates(tmp_path, monkeypatch):
         name="tile",
         seconds=1e-6,
         tiling=SimpleNamespace(grid=(8, 4, 1), split=2),
-        _kernel=SimpleNamespace(_compiled={True: compiled_kernel}),
+        _kernel=SimpleNamespace(_launches={(0, ("array",)): None}, compile_for={"array": compiled_kernel}.get),
     )
-    choice = SimpleNamespace(chosen=chosen, _key=lambda dtype: key)
-    [row] = kernel_rows(choice, "float16", 4096)
+    choice = SimpleNamespace(chosen=chosen, _problems={True: SimpleNamespace(key=lambda: key)})
+    [row] = kernel_rows(choice, 4096)
     assert row == {
         "way": "tile",
         "chosen_by": "measurement",
@@ -296,8 +296,8 @@ def test_a_choice_tells_its_kernel_and_candidates(tmp_path, monkeypatch):
         "moved_bytes": 4096,
         "atomics": 0,
     }
-    assert list(kernel_rows(SimpleNamespace(chosen=None), "float16", 0)) == []
-    assert list(kernel_rows(len, "float16", 0)) == []
+    assert list(kernel_rows(SimpleNamespace(chosen=None), 0)) == []
+    assert list(kernel_rows(len, 0)) == []
 
 
 def test_kernels_of_a_real_choice(tmp_path, monkeypatch):
@@ -315,11 +315,14 @@ def test_kernels_of_a_real_choice(tmp_path, monkeypatch):
     left, right = torch.randn(32, 16, device=device), torch.randn(16, 32, device=device)
     choice = Choice(step, torch.mm, TorchMemory(), "ieee", "always")
     torch.testing.assert_close(choice(left, right), left @ right)
-    [row] = kernel_rows(choice, "float32", 0)
+    [row] = kernel_rows(choice, 0)
     assert row["way"] == choice.chosen.name
     if device == "cpu":
         assert row["grid"].count("×") == 2
         assert row["registers"] is None
+    else:
+        assert row["chosen_by"] == "measurement"
+        assert (row["registers"] is None) == row["way"].startswith("library")
 
 
 def test_copies_of_library_calls_count_where_these_were_chosen():
