@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from einops_fast.profiles.frameworks import installed
+from einops_fast.profiles.processes import run_worker
 from einops_fast.profiles.reporting import report
 from einops_fast.profiles.reporting.earlier import check_same_machine, compared, earlier_result, finished
 from einops_fast.profiles.reporting.html_report import html_page
@@ -19,7 +20,6 @@ from einops_fast.profiles.reporting.records import ALL, Ceiling, Extent, Machine
 from einops_fast.profiles.reporting.results import Result
 from einops_fast.profiles.studies import STUDIES
 from einops_fast.profiles.timing.limits import interrupts
-from einops_fast.profiles.worker import run_worker
 
 if TYPE_CHECKING:
     from rich.console import Console

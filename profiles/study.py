@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from einops_fast.profiles.cases import AnyCase, select
 from einops_fast.profiles.frameworks import Framework, Unavailable
 from einops_fast.profiles.own_cases import read_cases
-from einops_fast.profiles.processes import run_ahead
+from einops_fast.profiles.processes import Job, run_ahead
 from einops_fast.profiles.profilers.traces import watched
 from einops_fast.profiles.reporting.cells import comparison, lines_of
 from einops_fast.profiles.reporting.charts import Chart, general_charts
@@ -286,7 +286,11 @@ class Study(ABC):
         [way] = self.ways(task)
         return way, bind(way, self.inputs(task, way.framework, 1))
 
-    # Compiling ahead
+    # In other processes
+
+    def do(self, job: Job) -> Iterator[Any]:
+        """Do a job that the study has begun, in this process: what is found, as records."""
+        raise NotImplementedError(f"the study {self.name!r} begins no jobs")
 
     def compiler(self, framework: Any) -> Compiler | None:
         """What compiles for torch within the time that there is for it."""

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from einops_fast.profiles.first_calls.cases import FAMILIES
-from einops_fast.profiles.first_calls.program import Job, batches, in_a_new_process, ways_of
-from einops_fast.profiles.frameworks import Framework
+from einops_fast.profiles.first_calls.program import Found, batches, measured, ways_of
+from einops_fast.profiles.frameworks import Framework, load
+from einops_fast.profiles.processes import Job, begun, empty_caches
 from einops_fast.profiles.reporting.cells import AFTER, BEFORE, Line, lines_of, table
 from einops_fast.profiles.reporting.charts import Chart
 from einops_fast.profiles.reporting.records import Ceiling, Note, Options, Record, Row
@@ -62,7 +63,8 @@ class FirstCallsStudy(Study):
             job = Job(task.case.name, what, task.dtype, task.backward, framework.device, framework.threads, passes)
             others: dict[str, Any] = {}
             try:
-                found = in_a_new_process(job, longest)
+                with empty_caches() as caches, begun(self.name, job, caches, longest) as process:
+                    found = Found(**process.answer())
             except RuntimeError as error:
                 timing = Timing(what, failure=str(error).splitlines()[-1], details=str(error))
             else:
@@ -72,6 +74,10 @@ class FirstCallsStudy(Study):
                 before = first
                 others = {"phases": found.seconds, "kernels": f"{found.kernels} compiled"}
             yield Row.of(framework.name, task.case, task.dtype, timing, backward=task.backward, **others)
+
+    def do(self, job: Job) -> Iterator[Found]:
+        case = next(case for family in FAMILIES.values() for case in family if case.name == job.case)
+        yield from measured(job, case.scaled(job.device, job.dtype), load("torch", job.device, job.threads))
 
     def tables(self, rows: Sequence[Row]) -> list[Table]:
         """One table of all cases."""
