@@ -23,7 +23,7 @@ from einops_fast.backends.torch.attention import runs as torch_attention_runs  #
 from einops_fast.backends.torch.attention.implementations.triton import Triton  # noqa: E402
 from einops_fast.backends.triton.attention import plan as attention_plan  # noqa: E402
 from einops_fast.backends.triton.attention.general.tilings import BackwardTilings, Tiling  # noqa: E402
-from einops_fast.backends.triton.attention.hopper.call import HopperCall  # noqa: E402
+from einops_fast.backends.triton.launching.kernel_call import DeclaredCall  # noqa: E402
 from einops_fast.backends.triton.launching.launch import accumulator  # noqa: E402
 from einops_fast.runtime.plan_cache import clear_plans  # noqa: E402
 
@@ -57,13 +57,13 @@ def poisoned() -> Iterator[None]:
 def hopper_calls() -> Iterator[list[bool]]:
     """Record whether each of Hopper's kernels could be queued, on poisoned memory."""
     found: list[bool] = []
-    call = HopperCall.__call__
+    call = DeclaredCall.__call__
 
-    def recorded(self: HopperCall, *arguments: Any) -> bool:
+    def recorded(self: DeclaredCall, *arguments: Any) -> bool:
         found.append(call(self, *arguments))
         return found[-1]
 
-    with mock.patch.object(HopperCall, "__call__", recorded), poisoned():
+    with mock.patch.object(DeclaredCall, "__call__", recorded), poisoned():
         yield found
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from math import prod
 from typing import Any
 
@@ -15,7 +14,6 @@ from einops_fast.backends.torch.attention.layouts import (
     BIAS,
     Arrays,
     Given,
-    dtype_of,
     example,
     kernel_layouts,
     layout_of,
@@ -86,14 +84,13 @@ class GradientsOfCall:
                 # It has all batch axes that the kernel doesn't sum over itself.
                 sizes = enumerate(canonical[at].shape)
                 shape = tuple(spec.batch[axis] if axis in self._missing[at] else size for axis, size in sizes)
-                layout = layouts["d" + name] = shape, contiguous_strides(shape)
+                layout = layouts["d" + name] = Layout(shape, contiguous_strides(shape), spec.dtype)
             else:
                 layout, layouts["d" + name] = self._like(arrays, at)
-            self._layouts[at] = *layout, arrays[at].dtype
+            self._layouts[at] = layout.shape, layout.strides, arrays[at].dtype
         if of_bias:
             self._bias, layouts["d_bias"] = self._like(arrays, BIAS)
-        sort_out = partial(problem_of, spec, apart=apart)
-        self._plan = backward_plan(spec, layouts, dtype_of(arrays[BIAS]), sort_out, processors)
+        self._plan = backward_plan(problem_of(spec, layouts, processors, apart))
         if self._plan.exact:
             # What is summed up afterwards may as well have all digits.
             for at, missing in enumerate(self._missing):
@@ -102,13 +99,13 @@ class GradientsOfCall:
                     self._layouts[at] = *own[:2], getattr(torch, self._sums)
         self._zeros = spec.varlen
         parts = self._plan.bias_parts if of_bias else 1
-        self._parts_sum = parts_sum(parts, prod(self._bias[0])) if parts > 1 else None
+        self._parts_sum = parts_sum(parts, prod(self._bias.shape)) if parts > 1 else None
 
     def _like(self, arrays: Arrays, at: int) -> tuple[Layout, Layout]:
         """Return the layout of an array like one of these, without gaps or a part of one, as given and canonical."""
-        shape, strides = layout_of(arrays[at])
-        layout = shape, strides if self._together else dense_strides(shape, strides)
-        return layout, layout_of(self._views[at](example(*layout), torch.permute))
+        own = layout_of(arrays[at])
+        layout = own if self._together else own._replace(strides=dense_strides(own.shape, own.strides))
+        return layout, layout_of(self._views[at](example(layout), torch.permute))
 
     def __call__(
         self,
@@ -129,7 +126,7 @@ class GradientsOfCall:
         arrays = *operands, *results, extras, *given, into.q, into.k, into.v, into.bias
         delta = self._plan.run(self._memory, device, *arrays)
         if self._parts_sum is not None:
-            parts, into.bias = into.bias, self._new(*self._bias, extras.bias.dtype)
+            parts, into.bias = into.bias, self._new(self._bias.shape, self._bias.strides, extras.bias.dtype)
             self._parts_sum(self._memory, device, parts, into.bias)
         return into, delta
 
@@ -145,7 +142,7 @@ class GradientsOfCall:
 
     def _bias_array(self, bias: Any) -> Any:
         """Return memory for the gradient of the bias, or for the parts that it is the sum of."""
-        shape, strides = self._bias
+        shape, strides, _ = self._bias
         if self._parts_sum is not None:
             return self._memory.workspace(bias, self._plan.bias_parts * prod(shape), self._sums)
         found = self._new(shape, strides, bias.dtype)

@@ -110,7 +110,7 @@ def _shapes(*arguments: Any) -> tuple[Any, Any]:
     arrays, numbers = arguments[:_ARRAY_COUNT], arguments[_ARRAY_COUNT:]
     q = arrays[0]
     spec = spec_of(arrays, numbers)
-    shape, strides = result_layout(spec, q.shape[-2])
+    shape, strides, _ = result_layout(spec, q.shape[-2])
     lse = q.new_empty(shape[:-1], dtype=getattr(torch, accumulator(spec.dtype)))
 
     def rehearsal(like: list[Any]) -> None:

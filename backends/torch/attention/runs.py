@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -13,14 +13,10 @@ from einops_fast.attention.spec import AttentionSpec
 from einops_fast.backends.absent_gpu import aimed
 from einops_fast.backends.torch.attention.gradients import GradientsOfCall, sinks_gradient
 from einops_fast.backends.torch.attention.layouts import (
-    BIAS,
-    CACHED,
     CANONICAL,
     SINKS,
-    TABLE,
     Arrays,
     Given,
-    dtype_of,
     example,
     extras_of,
     kernel_layouts,
@@ -57,8 +53,10 @@ class AttentionCall:
         canonical = given.canonical(arrays)
         q = canonical[0]
         rows = q.shape[-2]
-        self._shape, strides = shape, _ = result_layout(spec, rows)
-        self._result = *layout_of(given.result(example(shape, strides), torch.permute)), q.dtype
+        result = result_layout(spec, rows)
+        self._shape = shape = result.shape
+        as_given = given.result(example(result), torch.permute)
+        self._result = tuple(as_given.shape), as_given.stride(), q.dtype
         logs = shape[:-1]
         self._lse = logs, contiguous_strides(logs), getattr(torch, accumulator(spec.dtype))
         self._new = MEMORY.here(q)
@@ -69,9 +67,7 @@ class AttentionCall:
         self._backward: dict[Any, GradientsOfCall] = {}
         aim = aimed()
         self._processors = _device(self._device) if aim is None else (aim.capability, aim.multiprocessors)
-        dtypes = {name: dtype_of(arrays[at]) for name, at in (("bias", BIAS), ("cached", CACHED), ("table", TABLE))}
-        layouts = kernel_layouts(spec, canonical)
-        self._run = forward_plan(spec, layouts, dtypes, partial(problem_of, spec), self._processors).run
+        self._run = forward_plan(problem_of(spec, kernel_layouts(spec, canonical), self._processors)).run
 
     def tensors(self, extras: Extras) -> tuple[Any, ...]:
         """Return the extras that aren't None."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from einops_fast.attention.spec import AttentionSpec
 from einops_fast.backends.triton.attention.general.tilings import power
 from einops_fast.backends.triton.attention.hopper.call import BATCH_AXES
 from einops_fast.backends.triton.attention.hopper.tiles import ITEM, OPERANDS, HopperTiling, own_bytes, stage_bytes
@@ -59,18 +58,12 @@ def _in_three_quarters(features: int, tile: int) -> bool:
 
 
 def fitting(
-    problem: Problem,
-    bias_dtype: str,
-    shapes: Sequence[Shape],
-    length: int,
-    size: Callable[[HopperTiling], int],
-    **others: bool,
+    problem: Problem, shapes: Sequence[Shape], length: int, size: Callable[[HopperTiling], int], **others: bool
 ) -> HopperTiling:
-    """The first tiling for which there is shared memory.
+    """Return the first tiling for which there is shared memory.
 
     Args:
         problem: what is computed.
-        bias_dtype: of the bias.
         shapes: of tilings, the best one first.
         length: that blocks divide among them; no block is longer than it asks for.
         size: bytes of shared memory that a tiling takes.
@@ -97,7 +90,7 @@ def fitting(
             grouped=problem.share > 1,
             bias=features.bias,
             mask=features.mask,
-            bias_item=ITEM_SIZES.get(bias_dtype, 0),
+            bias_item=ITEM_SIZES.get(problem.dtype("bias"), 0),
             three_quarters=(_in_three_quarters(present[0], heads[0]), _in_three_quarters(present[1], heads[1])),
             **others,
         )
@@ -125,14 +118,14 @@ def bytes_of_one(tiling: HopperTiling) -> int:
     return shared_bytes(tiling) - tiling.rows * tiling.kept(1) * ITEM * (tiling.own - leaving)
 
 
-def is_wide(spec: AttentionSpec) -> bool:
+def is_wide(problem: Problem) -> bool:
     """Whether heads are so wide that a program has room for one sum of its rows only."""
-    return max(spec.head_dim, spec.v_head_dim) > 128
+    return max(problem.spec.head_dim, problem.spec.v_head_dim) > 128
 
 
-def is_small(spec: AttentionSpec) -> bool:
+def is_small(problem: Problem) -> bool:
     """Whether heads are so narrow that a program has room for several tiles."""
-    return max(spec.head_dim, spec.v_head_dim) <= 64
+    return max(problem.spec.head_dim, problem.spec.v_head_dim) <= 64
 
 
 def parts_of_sums(tiles: int, sharers: int, units: int) -> int:

@@ -25,8 +25,8 @@ from einops_fast.backends.triton.attention.hopper import positions as hopper_pos
 from einops_fast.backends.triton.attention.hopper import shapes as hopper_shapes  # noqa: E402
 from einops_fast.backends.triton.attention.hopper import tiles as hopper_tiles  # noqa: E402
 from einops_fast.backends.triton.attention.hopper import tilings as hopper_tilings  # noqa: E402
-from einops_fast.backends.triton.attention.hopper.call import Layouts  # noqa: E402
-from einops_fast.backends.triton.attention.problem import problem  # noqa: E402
+from einops_fast.backends.triton.attention.hopper.call import numbers_of, programs_of  # noqa: E402
+from einops_fast.backends.triton.attention.problem import Layout, problem  # noqa: E402
 from einops_fast.planning.layout import contiguous_in_order, contiguous_strides  # noqa: E402
 
 pytestmark = pytest.mark.skipif(DEVICE != "cpu", reason="is for where there is no GPU")
@@ -267,13 +267,12 @@ def test_no_copies_of_what_takes_64_bits_inside_a_tile(length: int, copied: bool
     shape = (2, length, 128)
     apart, beside = contiguous_in_order(shape, (0, 2, 1)), contiguous_strides(shape)
     layouts = {
-        "q": (shape, apart),
-        **dict.fromkeys(("k", "v", "out"), (shape, beside)),
-        "lse": (shape[:2], (length, 1)),
+        "q": Layout(shape, apart, "float16"),
+        **dict.fromkeys(("k", "v", "out"), Layout(shape, beside, "float16")),
+        "lse": Layout(shape[:2], (length, 1)),
     }
-    found, copies = copyable.on_copies(
-        spec, layouts, ("q", "k", "v", "out"), "", lambda given: problem(spec, given, "ieee", True), lambda _: True
-    )
+    given = problem(spec, layouts, ((9, 0), 132))
+    found, copies = copyable.on_copies(given, ("q", "k", "v", "out"), lambda _: True)
     copied_names = set(copies.strides) if copies else set()
     assert (copied_names, found.features.wide) == (({"q"}, False) if copied else (set(), True))
 
@@ -306,11 +305,10 @@ def test_causal_tiles_are_dealt_out_evenly(heads: int, length: int, units: int, 
     spec = AttentionSpec((heads,), (heads,), (heads,), (heads,), length, length, 64, 64, "float16", 0.1, causal=True)
     shape = (heads, length, 64)
     strides = contiguous_strides(shape)
-    given = problem(spec, dict.fromkeys(("q", "k", "v", "out"), (shape, strides)), "ieee", False)
+    given = problem(spec, dict.fromkeys(("q", "k", "v", "out"), Layout(shape, strides)), ((9, 0), units))
     tiling = hopper_tiles.HopperTiling(2, 64, 2, 64, 64, ((True,) * 3,) * 7, right=True, turned=turned)
-    layouts = Layouts(spec, given, tiling, "")
-    numbers = layouts.numbers(heads, length, units)
-    programs = layouts.programs(heads, length, units)
+    numbers = numbers_of(given, tiling, heads, length)
+    programs = programs_of(given, tiling, heads, length)
     deal = functions_on_cpu(hopper_positions.__name__, programs=programs)["queries_of" if turned else "keys_of"]
     seen: list[tuple[int, int]] = []
     blocks = [0] * programs

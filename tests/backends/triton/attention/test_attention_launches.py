@@ -12,6 +12,7 @@ pytest.importorskip("triton")
 from einops_fast.backends.triton.attention.arguments import Extras
 from einops_fast.backends.triton.attention.around.row_copies import RowCopies
 from einops_fast.backends.triton.attention.launches import BACKWARD, FORWARD, Launch, Plan, Room, renamed
+from einops_fast.backends.triton.attention.problem import Layout
 
 EXTRAS = Extras(bias="bias", mask="mask")
 
@@ -92,8 +93,8 @@ def test_gradients_and_delta(ran: list[Any]) -> None:
 
 def test_launches_on_copies(ran: list[Any]) -> None:
     """Copies go in before and out after; extras have theirs, one by one and together."""
-    layout = (2, 3, 5), (15, 5, 1)
-    copies = RowCopies({"k": (layout, "float16"), "out": (layout, "float16"), "mask": (layout, "bool")})
+    layout = Layout((2, 3, 5), (15, 5, 1), "float16")
+    copies = RowCopies({"k": layout, "out": layout, "mask": layout._replace(dtype="bool")})
     other = Launch(kernel(ran, "other"), ("k", "extras"))
     launches = copies.around((Launch(kernel(ran, "hopper", False), ("q", "k", "mask"), otherwise=(other,)),), ("out",))
     into, hopper, back = launches
