@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import attention_masks  # noqa: F401
+import attention_softmaxes  # noqa: F401
+import fused_programs
 import pytest
+import torch
+from attention_disturbed import DISTURBED
+from attention_look_alikes import LOOK_ALIKES
+from attention_spellings import SPELLINGS, Mask, Spelling
 
-torch: Any = pytest.importorskip("torch")
-
-import attention_masks  # noqa: E402, F401
-import attention_softmaxes  # noqa: E402, F401
-import fused_programs  # noqa: E402
-from attention_disturbed import DISTURBED  # noqa: E402
-from attention_look_alikes import LOOK_ALIKES  # noqa: E402
-from attention_spellings import SPELLINGS, Mask, Spelling  # noqa: E402
-
-from einops_fast.compiler.report import FusionLog  # noqa: E402
+from einops_fast.compiler.report import FusionLog
 
 
 def arguments(spelling: Spelling) -> list[Any]:

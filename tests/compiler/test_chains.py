@@ -5,19 +5,17 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
+import fused_programs
 import pytest
+import torch
+import torch.nn.functional as F
+from fused_programs import Program, random_operands
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-torch: Any = pytest.importorskip("torch")
-
-import fused_programs  # noqa: E402
-import torch.nn.functional as F  # noqa: E402
-from fused_programs import Program, random_operands  # noqa: E402
-
-import einops_fast  # noqa: E402
-from einops_fast import fusions  # noqa: E402
-from einops_fast.compiler.report import FusionLog  # noqa: E402
+import einops_fast
+from einops_fast import fusions
+from einops_fast.compiler.report import FusionLog
 
 T, D, R = 24, 32, 4
 """Rows, features, and the rank of what has a low one."""

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-torch: Any = pytest.importorskip("torch")
-
-import einops_fast  # noqa: E402
-from einops_fast import fusions, metrics, patched  # noqa: E402
-from einops_fast.observing.metrics_summary import summarize  # noqa: E402
+import einops_fast
+from einops_fast import fusions, metrics, patched
+from einops_fast.observing.metrics_summary import summarize
 
 
 def attend(q: Any, k: Any, v: Any, mask: Any = None, fill: float = float("-inf")) -> Any:

@@ -6,15 +6,13 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import fused_programs
 import pytest
+import torch
+from fused_programs import random_operands
 
-torch: Any = pytest.importorskip("torch")
-
-import fused_programs  # noqa: E402
-from fused_programs import random_operands  # noqa: E402
-
-from einops_fast.compiler import library_attention  # noqa: E402
-from einops_fast.compiler.report import FusionLog  # noqa: E402
+from einops_fast.compiler import library_attention
+from einops_fast.compiler.report import FusionLog
 
 attend = torch.nn.functional.scaled_dot_product_attention
 LEAST = torch.finfo(torch.float32).min

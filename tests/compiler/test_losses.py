@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import fused_programs
 import pytest
+import torch
+import torch.nn.functional as F
+from fused_programs import Program
 
-torch: Any = pytest.importorskip("torch")
-
-import fused_programs  # noqa: E402
-import torch.nn.functional as F  # noqa: E402
-from fused_programs import Program  # noqa: E402
-
-from einops_fast.compiler import losses  # noqa: E402
-from einops_fast.compiler.report import FusionLog  # noqa: E402
+from einops_fast.compiler import losses
+from einops_fast.compiler.report import FusionLog
 
 B, T, D, V = 2, 7, 8, 50
 

@@ -6,10 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-
-torch: Any = pytest.importorskip("torch")
-
-from fused_programs import check, random_operands  # noqa: E402
+import torch
+from fused_programs import check, random_operands
 
 Made = Callable[[int, int], Any]
 

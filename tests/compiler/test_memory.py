@@ -6,13 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
+import torch.nn.functional as F
+from fused_programs import check, random_operands
 
-torch: Any = pytest.importorskip("torch")
-
-import torch.nn.functional as F  # noqa: E402
-from fused_programs import check, random_operands  # noqa: E402
-
-from einops_fast.compiler.report import FusionLog  # noqa: E402
+from einops_fast.compiler.report import FusionLog
 
 
 @torch.library.custom_op("einops_fast_tests::writes", mutates_args=("y",))

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
+import torch
+from fused_programs import check, random_operands
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-torch: Any = pytest.importorskip("torch")
-
-from fused_programs import check, random_operands  # noqa: E402
 
 DISTINCT = {"b": 2, "h": 3, "i": 5, "j": 4, "d": 6, "e": 7}
 

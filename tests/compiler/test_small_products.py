@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import fused_programs
 import pytest
+import torch
+from fused_programs import Program, random_operands
 
-torch: Any = pytest.importorskip("torch")
-
-import fused_programs  # noqa: E402
-from fused_programs import Program, random_operands  # noqa: E402
-
-import einops_fast  # noqa: E402
-from einops_fast.compiler.report import FusionLog  # noqa: E402
+import einops_fast
+from einops_fast.compiler.report import FusionLog
 
 N = 300
 

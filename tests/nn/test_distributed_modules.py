@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
+import torch
 from python_process import SUPPORT, run_python
 
-torch: Any = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 

@@ -9,14 +9,10 @@ from inspect import signature
 from typing import Any
 
 import pytest
+import torch
+from ops_problems import DEVICE, gradients, kernels, leaf, randn
 
-torch: Any = pytest.importorskip("torch")
-pytest.importorskip("triton")
-from ops_problems import DEVICE, gradients, kernels, leaf, randn  # noqa: E402
-
-from einops_fast import EinsumError, ShapeError, SubscriptsError, nn  # noqa: E402
-
-pytestmark = pytest.mark.filterwarnings("ignore:(invalid|divide|overflow):RuntimeWarning")
+from einops_fast import EinsumError, ShapeError, SubscriptsError, nn
 
 PAIRS: dict[str, tuple[Any, Any]] = {
     "softmax": (lambda ours: ours.Softmax(dim=1), (2, 3, 5)),

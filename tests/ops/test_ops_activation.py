@@ -6,16 +6,12 @@ from functools import partial
 from typing import Any
 
 import pytest
+import torch
+from ops_problems import DEVICE, LAYOUTS, assert_near, gradients, kernels, laid_out, leaf, randn
 
-torch: Any = pytest.importorskip("torch")
-pytest.importorskip("triton")
-from ops_problems import DEVICE, LAYOUTS, assert_near, gradients, kernels, laid_out, leaf, randn  # noqa: E402
-
-from einops_fast import EinsumError, OperandError, ShapeError, ops  # noqa: E402
-from einops_fast.backends.torch.ops.activation import activation_by_torch  # noqa: E402
-from einops_fast.ops.activation import ACTIVATIONS  # noqa: E402
-
-pytestmark = pytest.mark.filterwarnings("ignore:(invalid|divide|overflow):RuntimeWarning")
+from einops_fast import EinsumError, OperandError, ShapeError, ops
+from einops_fast.backends.torch.ops.activation import activation_by_torch
+from einops_fast.ops.activation import ACTIVATIONS
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)

@@ -6,10 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-
-torch: Any = pytest.importorskip("torch")
-pytest.importorskip("triton")
-from ops_problems import (  # noqa: E402
+import torch
+from ops_problems import (
     DEVICE,
     LAYOUTS,
     assert_near,
@@ -23,13 +21,12 @@ from ops_problems import (  # noqa: E402
     targets,
 )
 
-from einops_fast import EinsumError, autotune, ops  # noqa: E402
-from einops_fast.runtime.plan_cache import clear_plans  # noqa: E402
-from einops_fast.runtime.tuning import ANY_SIZE  # noqa: E402
+from einops_fast import EinsumError, autotune, ops
+from einops_fast.runtime.plan_cache import clear_plans
+from einops_fast.runtime.tuning import ANY_SIZE
 
 F = torch.nn.functional
 
-pytestmark = pytest.mark.filterwarnings("ignore:(invalid|divide|overflow):RuntimeWarning")
 
 Function = Callable[..., Any]
 

@@ -9,10 +9,8 @@ from unittest import mock
 
 import numpy as np
 import pytest
-
-torch: Any = pytest.importorskip("torch")
-pytest.importorskip("triton")
-from ops_problems import (  # noqa: E402
+import torch
+from ops_problems import (
     DEVICE,
     LAYOUTS,
     assert_near,
@@ -24,14 +22,12 @@ from ops_problems import (  # noqa: E402
     randn,
     targets,
 )
-from ops_problems import cross_entropy as oracle  # noqa: E402
+from ops_problems import cross_entropy as oracle
 
-from einops_fast import EinsumError, ShapeError, ops  # noqa: E402
-from einops_fast.backends.triton.rows.cross_entropy import plan as cross_entropy_plan  # noqa: E402
-from einops_fast.backends.triton.rows.rows import RowTiling  # noqa: E402
-from einops_fast.runtime.plan_cache import clear_plans  # noqa: E402
-
-pytestmark = pytest.mark.filterwarnings("ignore:(invalid|divide|overflow):RuntimeWarning")
+from einops_fast import EinsumError, ShapeError, ops
+from einops_fast.backends.triton.rows.cross_entropy import plan as cross_entropy_plan
+from einops_fast.backends.triton.rows.rows import RowTiling
+from einops_fast.runtime.plan_cache import clear_plans
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},

@@ -9,13 +9,11 @@ from importlib import import_module
 from typing import Any
 
 import pytest
+import torch
+from graphs import captured
+from ops_problems import randn
 
-torch: Any = pytest.importorskip("torch")
-pytest.importorskip("triton")
-from graphs import captured  # noqa: E402
-from ops_problems import randn  # noqa: E402
-
-from einops_fast import nn, ops  # noqa: E402
+from einops_fast import nn, ops
 
 pytestmark = pytest.mark.gpu
 

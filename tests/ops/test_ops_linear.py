@@ -7,32 +7,28 @@ from functools import partial
 from typing import Any
 
 import pytest
+import torch
+from finished_steps import finished, finished_step
 from fused_steps import ON
+from gluon_on_cpu import boxes_on_cpu
+from ops_problems import DEVICE, LAYOUTS, assert_near, gradients, kernels, laid_out, leaf, randn
 
-torch: Any = pytest.importorskip("torch")
-pytest.importorskip("triton")
-from finished_steps import finished, finished_step  # noqa: E402
-from gluon_on_cpu import boxes_on_cpu  # noqa: E402
-from ops_problems import DEVICE, LAYOUTS, assert_near, gradients, kernels, laid_out, leaf, randn  # noqa: E402
-
-from einops_fast import OperandError, ops  # noqa: E402
-from einops_fast.backends.torch import backend as engine  # noqa: E402
-from einops_fast.backends.torch.ops import linear as torch_linear  # noqa: E402
-from einops_fast.backends.torch.ops.activation import activation_by_torch  # noqa: E402
-from einops_fast.backends.triton.contraction import candidates  # noqa: E402
-from einops_fast.backends.triton.contraction import choice as choice_module  # noqa: E402
-from einops_fast.backends.triton.contraction.boxes import tilings as box_tilings  # noqa: E402
-from einops_fast.backends.triton.contraction.candidates import kernel_candidates  # noqa: E402
-from einops_fast.backends.triton.contraction.choice import StepProblem  # noqa: E402
-from einops_fast.backends.triton.contraction.pointers.tilings import tilings  # noqa: E402
-from einops_fast.backends.triton.contraction.problems import problem  # noqa: E402
-from einops_fast.backends.triton.contraction.ways import BoxCandidate, Candidate  # noqa: E402
-from einops_fast.backends.triton.launching.launch import copies_boxes  # noqa: E402
-from einops_fast.nn import FusedLinear  # noqa: E402
-from einops_fast.ops.activation import ACTIVATIONS  # noqa: E402
-from einops_fast.planning.layout import contiguous_strides  # noqa: E402
-
-pytestmark = pytest.mark.filterwarnings("ignore:(invalid|divide|overflow):RuntimeWarning")
+from einops_fast import OperandError, ops
+from einops_fast.backends.torch import backend as engine
+from einops_fast.backends.torch.ops import linear as torch_linear
+from einops_fast.backends.torch.ops.activation import activation_by_torch
+from einops_fast.backends.triton.contraction import candidates
+from einops_fast.backends.triton.contraction import choice as choice_module
+from einops_fast.backends.triton.contraction.boxes import tilings as box_tilings
+from einops_fast.backends.triton.contraction.candidates import kernel_candidates
+from einops_fast.backends.triton.contraction.choice import StepProblem
+from einops_fast.backends.triton.contraction.pointers.tilings import tilings
+from einops_fast.backends.triton.contraction.problems import problem
+from einops_fast.backends.triton.contraction.ways import BoxCandidate, Candidate
+from einops_fast.backends.triton.launching.launch import copies_boxes
+from einops_fast.nn import FusedLinear
+from einops_fast.ops.activation import ACTIVATIONS
+from einops_fast.planning.layout import contiguous_strides
 
 on_hopper = pytest.mark.skipif(DEVICE == "cpu" or not copies_boxes(), reason="needs a Hopper GPU")
 

@@ -9,10 +9,8 @@ from typing import Any
 from unittest import mock
 
 import pytest
-
-torch: Any = pytest.importorskip("torch")
-pytest.importorskip("triton")
-from ops_problems import (  # noqa: E402
+import torch
+from ops_problems import (
     DEVICE,
     LAYOUTS,
     assert_near,
@@ -24,13 +22,11 @@ from ops_problems import (  # noqa: E402
     randn,
     targets,
 )
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from einops_fast import EinsumError, OperandError, ShapeError, ops  # noqa: E402
-from einops_fast.backends.torch.ops import linear_cross_entropy as torch_linear_cross_entropy  # noqa: E402
-from einops_fast.backends.torch.ops import logit_chunks as torch_logit_chunks  # noqa: E402
-
-pytestmark = pytest.mark.filterwarnings("ignore:(invalid|divide|overflow):RuntimeWarning")
+from einops_fast import EinsumError, OperandError, ShapeError, ops
+from einops_fast.backends.torch.ops import linear_cross_entropy as torch_linear_cross_entropy
+from einops_fast.backends.torch.ops import logit_chunks as torch_logit_chunks
 
 WEIGHT = randn(21, seed=1).abs()
 

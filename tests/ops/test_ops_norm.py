@@ -10,17 +10,13 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import torch
+from ops_problems import DEVICE, LAYOUTS, assert_near, gradients, kernels, laid_out, leaf, namespace, randn
 
-torch: Any = pytest.importorskip("torch")
-pytest.importorskip("triton")
-from ops_problems import DEVICE, LAYOUTS, assert_near, gradients, kernels, laid_out, leaf, namespace, randn  # noqa: E402
-
-from einops_fast import EinsumError, OperandError, ShapeError, ops  # noqa: E402
-from einops_fast.backends.triton.rows.norm import plan as norm_plan  # noqa: E402
-from einops_fast.backends.triton.rows.rows import RowTiling  # noqa: E402
-from einops_fast.runtime.plan_cache import clear_plans  # noqa: E402
-
-pytestmark = pytest.mark.filterwarnings("ignore:(invalid|divide|overflow):RuntimeWarning")
+from einops_fast import EinsumError, OperandError, ShapeError, ops
+from einops_fast.backends.triton.rows.norm import plan as norm_plan
+from einops_fast.backends.triton.rows.rows import RowTiling
+from einops_fast.runtime.plan_cache import clear_plans
 
 TILES = {
     "whole": RowTiling(4, 32, True),

@@ -7,13 +7,11 @@ from contextlib import nullcontext
 from typing import Any
 
 import pytest
+import torch
+from attention_problems import whole_calls
+from ops_problems import DEVICE, assert_near, kernels, leaf, randn
 
-torch: Any = pytest.importorskip("torch")
-pytest.importorskip("triton")
-from attention_problems import whole_calls  # noqa: E402
-from ops_problems import DEVICE, assert_near, kernels, leaf, randn  # noqa: E402
-
-from einops_fast import attention, fast_einsum, ops  # noqa: E402
+from einops_fast import attention, fast_einsum, ops
 
 F = torch.nn.functional
 

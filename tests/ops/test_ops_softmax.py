@@ -10,18 +10,14 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import torch
+from ops_problems import DEVICE, LAYOUTS, assert_near, gradients, kernels, laid_out, leaf, namespace, randn
+from optional_mxnet import mxnet_or_skip
 
-torch: Any = pytest.importorskip("torch")
-pytest.importorskip("triton")
-from ops_problems import DEVICE, LAYOUTS, assert_near, gradients, kernels, laid_out, leaf, namespace, randn  # noqa: E402
-from optional_mxnet import mxnet_or_skip  # noqa: E402
-
-from einops_fast import EinsumError, OperandError, ShapeError, SubscriptsError, ops  # noqa: E402
-from einops_fast.backends.triton.rows.rows import RowTiling  # noqa: E402
-from einops_fast.backends.triton.rows.softmax import plan as softmax_plan  # noqa: E402
-from einops_fast.runtime.plan_cache import clear_plans  # noqa: E402
-
-pytestmark = pytest.mark.filterwarnings("ignore:(invalid|divide|overflow):RuntimeWarning")
+from einops_fast import EinsumError, OperandError, ShapeError, SubscriptsError, ops
+from einops_fast.backends.triton.rows.rows import RowTiling
+from einops_fast.backends.triton.rows.softmax import plan as softmax_plan
+from einops_fast.runtime.plan_cache import clear_plans
 
 FUNCTIONS: list[Callable[..., Any]] = [ops.softmax, ops.log_softmax]
 

@@ -7,15 +7,11 @@ from contextlib import nullcontext
 from typing import Any
 
 import pytest
+import torch
+from ops_problems import DEVICE, kernels, leaf, randn, targets
+from torch.utils.checkpoint import checkpoint
 
-torch: Any = pytest.importorskip("torch")
-pytest.importorskip("triton")
-from ops_problems import DEVICE, kernels, leaf, randn, targets  # noqa: E402
-from torch.utils.checkpoint import checkpoint  # noqa: E402
-
-from einops_fast import ops  # noqa: E402
-
-pytestmark = pytest.mark.filterwarnings("ignore:(invalid|divide|overflow):RuntimeWarning")
+from einops_fast import ops
 
 
 def _twice(x: Any, residual: Any) -> Any:

@@ -5,19 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
+from finished_steps import finished, finished_step
+from fused_steps import ON
+from ops_problems import DEVICE, assert_near, gradients, kernels, leaf, native_norm, randn
 
-torch: Any = pytest.importorskip("torch")
-pytest.importorskip("triton")
-from finished_steps import finished, finished_step  # noqa: E402
-from fused_steps import ON  # noqa: E402
-from ops_problems import DEVICE, assert_near, gradients, kernels, leaf, native_norm, randn  # noqa: E402
-
-from einops_fast import ops  # noqa: E402
-from einops_fast.backends.torch.ops.activation import activation_by_torch  # noqa: E402
-from einops_fast.backends.triton.contraction.candidates import kernel_candidates  # noqa: E402
-from einops_fast.ops.activation import ACTIVATIONS  # noqa: E402
-
-pytestmark = pytest.mark.filterwarnings("ignore:(invalid|divide|overflow):RuntimeWarning")
+from einops_fast import ops
+from einops_fast.backends.torch.ops.activation import activation_by_torch
+from einops_fast.backends.triton.contraction.candidates import kernel_candidates
+from einops_fast.ops.activation import ACTIVATIONS
 
 inf, nan = torch.inf, torch.nan
 

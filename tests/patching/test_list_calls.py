@@ -7,11 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 from einops_fast import fast_einsum, patched
 from einops_fast.runtime.plan_cache import clear_plans
-
-torch: Any = pytest.importorskip("torch")
 
 Spelling = Callable[..., tuple[Any, ...]]
 SPELLINGS: dict[str, Spelling] = {

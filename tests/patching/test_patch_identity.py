@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from python_process import run_python
 
 from einops_fast import patched
 
-torch: Any = pytest.importorskip("torch")
 functional = torch.nn.functional
 
 A, B = (3, 4), (4, 5)

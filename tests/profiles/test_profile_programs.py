@@ -6,16 +6,15 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
+import torch
 
-torch: Any = pytest.importorskip("torch")
-
-from einops_fast.profiles.processes import Job  # noqa: E402
-from einops_fast.profiles.programs import program  # noqa: E402
-from einops_fast.profiles.programs import study as study_programs  # noqa: E402
-from einops_fast.profiles.programs.cases import FAMILIES, Found, ProgramCase  # noqa: E402
-from einops_fast.profiles.programs.models import MODELS  # noqa: E402
-from einops_fast.profiles.programs.study import ProgramsStudy  # noqa: E402
-from einops_fast.profiles.reporting.records import Options, Row  # noqa: E402
+from einops_fast.profiles.processes import Job
+from einops_fast.profiles.programs import program
+from einops_fast.profiles.programs import study as study_programs
+from einops_fast.profiles.programs.cases import FAMILIES, Found, ProgramCase
+from einops_fast.profiles.programs.models import MODELS
+from einops_fast.profiles.programs.study import ProgramsStudy
+from einops_fast.profiles.reporting.records import Options, Row
 
 CASES = {case.name: case for case in FAMILIES["public"]}
 TINY = {

@@ -10,22 +10,20 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import torch
+from attention_oracle import oracle
+from kernel_tensors import DEVICE, Poisoned, randn
 
-torch: Any = pytest.importorskip("torch")
-
-from attention_oracle import oracle  # noqa: E402
-from kernel_tensors import DEVICE, Poisoned, randn  # noqa: E402
-
-from einops_fast.attention import attend  # noqa: E402
-from einops_fast.attention.spec import AttentionInputs, AttentionSpec  # noqa: E402
-from einops_fast.backends.torch.attention import call as torch_attention  # noqa: E402
-from einops_fast.backends.torch.attention import runs as torch_attention_runs  # noqa: E402
-from einops_fast.backends.torch.attention.implementations.triton import Triton  # noqa: E402
-from einops_fast.backends.triton.attention import plan as attention_plan  # noqa: E402
-from einops_fast.backends.triton.attention.general.tilings import BackwardTilings, Tiling  # noqa: E402
-from einops_fast.backends.triton.launching.kernel_call import DeclaredCall  # noqa: E402
-from einops_fast.backends.triton.launching.launch import accumulator  # noqa: E402
-from einops_fast.runtime.plan_cache import clear_plans  # noqa: E402
+from einops_fast.attention import attend
+from einops_fast.attention.spec import AttentionInputs, AttentionSpec
+from einops_fast.backends.torch.attention import call as torch_attention
+from einops_fast.backends.torch.attention import runs as torch_attention_runs
+from einops_fast.backends.torch.attention.implementations.triton import Triton
+from einops_fast.backends.triton.attention import plan as attention_plan
+from einops_fast.backends.triton.attention.general.tilings import BackwardTilings, Tiling
+from einops_fast.backends.triton.launching.kernel_call import DeclaredCall
+from einops_fast.backends.triton.launching.launch import accumulator
+from einops_fast.runtime.plan_cache import clear_plans
 
 SMALL = Tiling(16, 16, 4, 1)
 """So small that a few dozen positions are several blocks."""

@@ -15,11 +15,8 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-import pytest
 import torch
 from gluon_stand_ins import Descriptor, Pointer, executed, stand_ins, tensor
-
-pytest.importorskip("triton")
 
 from einops_fast.backends.triton.attention.hopper import call as hopper_call
 from einops_fast.backends.triton.contraction import candidates

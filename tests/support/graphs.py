@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
-torch: Any = pytest.importorskip("torch")
+import torch
 
 
 def captured(call: Callable[[], Any], warm_up: int = 2) -> tuple[Any, Any]:

@@ -8,12 +8,10 @@ from typing import Any
 from unittest import mock
 
 import pytest
-
-torch: Any = pytest.importorskip("torch")
+import torch
 
 transformers: Any = pytest.importorskip("transformers", minversion="5.0")
 
-pytest.importorskip("triton")
 
 from ops_problems import DEVICE  # noqa: E402
 

@@ -8,9 +8,8 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import torch
 from optional_mxnet import mxnet_or_skip
-
-torch: Any = pytest.importorskip("torch")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

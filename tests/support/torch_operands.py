@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
-torch = pytest.importorskip("torch")
+import torch
 
 Einsum = Callable[..., Any]
 

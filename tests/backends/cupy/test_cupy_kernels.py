@@ -10,10 +10,6 @@ from unittest import mock
 
 import numpy as np
 import pytest
-
-pytest.importorskip("torch")
-pytest.importorskip("triton")
-
 from families import FAMILIES, allowed, parametrized, picking, rounding
 
 from einops_fast import autotune, contract_expression, fast_einsum

@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from ops_problems import namespace, randn, targets
 
-torch: Any = pytest.importorskip("torch")
-from ops_problems import namespace, randn, targets  # noqa: E402
-
-from einops_fast import ops  # noqa: E402
+from einops_fast import ops
 
 
 @pytest.fixture

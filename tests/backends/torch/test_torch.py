@@ -12,15 +12,14 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
+import torch
+from graphs import captured
+from torch.autograd import forward_ad
 from torch_operands import EQUATIONS, LARGE, LAYOUTS, Einsum, outcome, same, tensors, terms_of
 
 from einops_fast import OperandError, contract_expression, fast_einsum
 from einops_fast import einsum as front
 from einops_fast.runtime.plan_cache import clear_plans
-
-torch = pytest.importorskip("torch")
-from graphs import captured  # noqa: E402
-from torch.autograd import forward_ad  # noqa: E402
 
 # ---- values
 

@@ -6,12 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from python_process import run_python
 
-torch = pytest.importorskip("torch")
-
-from einops_fast import OperandError, attention, contract_expression, fast_einsum, ops, patched  # noqa: E402
-from einops_fast.attention import attend  # noqa: E402
+from einops_fast import OperandError, attention, contract_expression, fast_einsum, ops, patched
+from einops_fast.attention import attend
 
 CASES = [
     ("ijk,jk->i", [(2, 3, 4), (3, 4)]),

@@ -10,7 +10,6 @@ from compiling import FINISH, printed
 from einops_fast.backends.capabilities import CLUSTERS, EARLY, GENERATIONS, HOPPER
 
 pytest.importorskip("torch")
-pytest.importorskip("triton")
 
 from einops_fast.backends.triton.attention.general.tilings import shared_memory
 from einops_fast.backends.triton.rows import cluster_tilings

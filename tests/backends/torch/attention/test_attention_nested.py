@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from attention_reference import naive
 from nested_tensors import jagged
 
 from einops_fast import OperandError, attention
-
-torch = pytest.importorskip("torch")
 
 
 @pytest.mark.parametrize("transposed", [False, True])

@@ -6,6 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
+import triton
 from attention_oracle import oracle
 from attention_problems import DEVICE, SMALL, attention, check, leaves, randn, run, tiles
 from torch_operands import whole
@@ -17,8 +19,6 @@ from einops_fast.backends.torch.attention.ops import attention_forward, constant
 from einops_fast.backends.triton.attention.general.score import drawn
 from einops_fast.backends.triton.attention.general.tilings import BackwardTilings, Tiling
 
-torch: Any = pytest.importorskip("torch")
-triton = pytest.importorskip("triton")
 tl = triton.language
 
 

@@ -6,15 +6,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
+from attention_problems import DEVICE, randn, whole_calls
 
-torch: Any = pytest.importorskip("torch")
-pytest.importorskip("triton")
-
-from attention_problems import DEVICE, randn, whole_calls  # noqa: E402
-
-from einops_fast import attention, attention_backend, ops  # noqa: E402
-from einops_fast.attention.packed import apart  # noqa: E402
-from einops_fast.backends.torch.attention.layouts import layout_of, neighbouring  # noqa: E402
+from einops_fast import attention, attention_backend, ops
+from einops_fast.attention.packed import apart
+from einops_fast.backends.torch.attention.layouts import layout_of, neighbouring
 
 ENDS = (0, 4, 9)
 

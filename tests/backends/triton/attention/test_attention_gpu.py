@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import torch
 from attention_oracle import oracle
 from attention_problems import attention, check_low_precision, leaves, randn, rms, run
+from graphs import captured
 
 from einops_fast.attention.spec import AttentionInputs
 from einops_fast.backends.torch.attention import call as torch_attention
-
-torch: Any = pytest.importorskip("torch")
-from graphs import captured  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 

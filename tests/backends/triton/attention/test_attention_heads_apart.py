@@ -7,9 +7,6 @@ from typing import Any
 import pytest
 from attention_problems import attention, check
 
-pytest.importorskip("torch")
-pytest.importorskip("triton")
-
 from einops_fast.attention.spec import AttentionSpec
 from einops_fast.backends.torch.attention import gradients as torch_attention_gradients
 from einops_fast.backends.torch.attention import runs as torch_attention_runs

@@ -8,26 +8,24 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import torch
 from attention_problems import DEVICE, Poisoned, attention, check, hide_ends, randn, whole_calls
+from gluon_on_cpu import functions_on_cpu, hopper_on_cpu
 
-torch: Any = pytest.importorskip("torch")
-
-from gluon_on_cpu import functions_on_cpu, hopper_on_cpu  # noqa: E402
-
-from einops_fast import attention as whole_attention  # noqa: E402
-from einops_fast import attention_backend  # noqa: E402
-from einops_fast.attention.spec import AttentionSpec  # noqa: E402
-from einops_fast.backends.torch.attention import gradients as torch_attention_gradients  # noqa: E402
-from einops_fast.backends.torch.attention import runs as torch_attention_runs  # noqa: E402
-from einops_fast.backends.triton.attention.around import copyable, mask_bounds  # noqa: E402
-from einops_fast.backends.triton.attention.hopper import plan as hopper_plan  # noqa: E402
-from einops_fast.backends.triton.attention.hopper import positions as hopper_positions  # noqa: E402
-from einops_fast.backends.triton.attention.hopper import shapes as hopper_shapes  # noqa: E402
-from einops_fast.backends.triton.attention.hopper import tiles as hopper_tiles  # noqa: E402
-from einops_fast.backends.triton.attention.hopper import tilings as hopper_tilings  # noqa: E402
-from einops_fast.backends.triton.attention.hopper.call import numbers_of, programs_of  # noqa: E402
-from einops_fast.backends.triton.attention.problem import Layout, problem  # noqa: E402
-from einops_fast.planning.layout import contiguous_in_order, contiguous_strides  # noqa: E402
+from einops_fast import attention as whole_attention
+from einops_fast import attention_backend
+from einops_fast.attention.spec import AttentionSpec
+from einops_fast.backends.torch.attention import gradients as torch_attention_gradients
+from einops_fast.backends.torch.attention import runs as torch_attention_runs
+from einops_fast.backends.triton.attention.around import copyable, mask_bounds
+from einops_fast.backends.triton.attention.hopper import plan as hopper_plan
+from einops_fast.backends.triton.attention.hopper import positions as hopper_positions
+from einops_fast.backends.triton.attention.hopper import shapes as hopper_shapes
+from einops_fast.backends.triton.attention.hopper import tiles as hopper_tiles
+from einops_fast.backends.triton.attention.hopper import tilings as hopper_tilings
+from einops_fast.backends.triton.attention.hopper.call import numbers_of, programs_of
+from einops_fast.backends.triton.attention.problem import Layout, problem
+from einops_fast.planning.layout import contiguous_in_order, contiguous_strides
 
 pytestmark = pytest.mark.skipif(DEVICE != "cpu", reason="is for where there is no GPU")
 

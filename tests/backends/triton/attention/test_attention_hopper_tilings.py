@@ -6,24 +6,21 @@ from typing import Any
 
 import pytest
 
-torch: Any = pytest.importorskip("torch")
-pytest.importorskip("triton")
-
-from einops_fast.attention.spec import AttentionSpec  # noqa: E402
-from einops_fast.backends.triton.attention.hopper.shapes import (  # noqa: E402
+from einops_fast.attention.spec import AttentionSpec
+from einops_fast.backends.triton.attention.hopper.shapes import (
     Shape,
     bytes_of_one,
     fitting,
     shared_bytes,
 )
-from einops_fast.backends.triton.attention.hopper.tiles import HopperTiling  # noqa: E402
-from einops_fast.backends.triton.attention.hopper.tilings import (  # noqa: E402
+from einops_fast.backends.triton.attention.hopper.tiles import HopperTiling
+from einops_fast.backends.triton.attention.hopper.tilings import (
     forward_shapes,
     keys_shapes,
     queries_shapes,
 )
-from einops_fast.backends.triton.attention.problem import Layout, Problem, problem  # noqa: E402
-from einops_fast.planning.layout import contiguous_strides  # noqa: E402
+from einops_fast.backends.triton.attention.problem import Layout, Problem, problem
+from einops_fast.planning.layout import contiguous_strides
 
 REGISTERS = 1 << 16
 

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("triton")
-
 from einops_fast.backends.triton.attention.arguments import Extras
 from einops_fast.backends.triton.attention.around.row_copies import RowCopies
 from einops_fast.backends.triton.attention.launches import BACKWARD, FORWARD, Launch, Plan, Room, renamed

@@ -8,11 +8,10 @@ from itertools import accumulate
 from typing import Any
 
 import pytest
+import torch
 from attention_problems import DEVICE, SMALL, attention, check, randn, run, tiles
 
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
-
-torch: Any = pytest.importorskip("torch")
 
 
 def packed(

@@ -7,18 +7,16 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import torch
 from attention_problems import DEVICE, Poisoned, attention
 
-torch: Any = pytest.importorskip("torch")
-pytest.importorskip("triton")
-
-from einops_fast.attention.spec import AttentionSpec  # noqa: E402
-from einops_fast.backends.triton.attention.around import mask_bounds  # noqa: E402
-from einops_fast.backends.triton.attention.around.mask_bounds import is_bounded  # noqa: E402
-from einops_fast.backends.triton.attention.hopper.shapes import bytes_of_one, fitting  # noqa: E402
-from einops_fast.backends.triton.attention.hopper.tiles import HopperTiling  # noqa: E402
-from einops_fast.backends.triton.attention.hopper.tilings import forward_shapes  # noqa: E402
-from einops_fast.backends.triton.attention.problem import Layout, Problem, problem  # noqa: E402
+from einops_fast.attention.spec import AttentionSpec
+from einops_fast.backends.triton.attention.around import mask_bounds
+from einops_fast.backends.triton.attention.around.mask_bounds import is_bounded
+from einops_fast.backends.triton.attention.hopper.shapes import bytes_of_one, fitting
+from einops_fast.backends.triton.attention.hopper.tiles import HopperTiling
+from einops_fast.backends.triton.attention.hopper.tilings import forward_shapes
+from einops_fast.backends.triton.attention.problem import Layout, Problem, problem
 
 SHAPES = [(2, 3, 200, 500), (2, 1, 200, 500), (1, 1, 200, 500), (2, 1, 1, 500), (1, 3, 200, 1), (1, 1, 1, 1)]
 

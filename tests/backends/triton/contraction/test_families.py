@@ -7,13 +7,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-
-torch: Any = pytest.importorskip("torch")
-pytest.importorskip("triton")
-
-from families import DEVICE, FAMILIES, SIZES, allowed, error_of, everywhere, executed, parametrized  # noqa: E402
-from fused_steps import fused_step  # noqa: E402
-from kernel_tensors import MEMORY  # noqa: E402
+import torch
+from families import DEVICE, FAMILIES, SIZES, allowed, error_of, everywhere, executed, parametrized
+from fused_steps import fused_step
+from kernel_tensors import MEMORY
 
 
 @pytest.mark.parametrize("large", [False, True])

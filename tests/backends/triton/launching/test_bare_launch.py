@@ -9,10 +9,10 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+import torch
 from compiling import FINISH
 from python_process import SUPPORT, run_python
 
-torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 COMPILER = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")

@@ -5,9 +5,6 @@ from __future__ import annotations
 from unittest import mock
 
 import pytest
-
-pytest.importorskip("triton")
-
 from triton import knobs
 
 from einops_fast.backends.triton.launching.compiling import compiling, unpromised, untangled

@@ -9,8 +9,6 @@ import pytest
 import torch
 from fake_memory import FakeMemory
 
-pytest.importorskip("triton")
-
 from einops_fast.backends.triton.launching import bare_launch, compiling, kernel_call
 from einops_fast.backends.triton.launching.arrays import Array, Descriptor
 from einops_fast.backends.triton.launching.kernel_call import DeclaredCall, KernelCall

@@ -8,9 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-pytest.importorskip("triton")
-
 from fake_memory import FakeMemory
 
 from einops_fast import cli

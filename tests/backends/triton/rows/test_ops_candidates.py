@@ -8,18 +8,14 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import torch
+from ops_problems import DEVICE, assert_near, gradients, kernels, laid_out, leaf, randn
 
-torch: Any = pytest.importorskip("torch")
-pytest.importorskip("triton")
-pytestmark = pytest.mark.filterwarnings("ignore:(invalid|divide|overflow):RuntimeWarning")
-
-from ops_problems import DEVICE, assert_near, gradients, kernels, laid_out, leaf, randn  # noqa: E402
-
-from einops_fast import autotune, ops  # noqa: E402
-from einops_fast.backends.triton.rows import tilings as row_tilings  # noqa: E402
-from einops_fast.backends.triton.rows.contest import Contest, Way  # noqa: E402
-from einops_fast.backends.triton.rows.rows import Rows, RowTiling, rows_of, typical  # noqa: E402
-from einops_fast.runtime.plan_cache import clear_plans  # noqa: E402
+from einops_fast import autotune, ops
+from einops_fast.backends.triton.rows import tilings as row_tilings
+from einops_fast.backends.triton.rows.contest import Contest, Way
+from einops_fast.backends.triton.rows.rows import Rows, RowTiling, rows_of, typical
+from einops_fast.runtime.plan_cache import clear_plans
 
 
 def target(x: Any) -> Any:
