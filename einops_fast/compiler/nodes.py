@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.fx import Node
 
-__all__ = ["argument", "dtype_of", "expression", "name_of", "same_size", "shape_of", "source_of"]
+__all__ = ["argument", "axis_of", "called", "dtype_of", "expression", "name_of", "same_size", "shape_of", "source_of"]
 
 _ALIASES = {
     "truediv": "div", "true_divide": "div", "divide": "div", "multiply": "mul", "subtract": "sub", "negative": "neg",
@@ -56,6 +56,20 @@ def argument(node: Any, at: int, name: str, default: Any = None) -> Any:
 def source_of(node: Any) -> Any:
     """Return what a node takes first."""
     return argument(node, 0, "input")
+
+
+def axis_of(node: Node) -> Any:
+    """Return the one axis that a reduction goes along."""
+    axis: Any = argument(node, 1, "dim")
+    return axis[0] if isinstance(axis, Sequence) and len(axis) == 1 else axis
+
+
+def called(node: Node, arguments: Sequence[Any], options: Mapping[str, Any]) -> Any:
+    """Return what a node makes of arguments."""
+    if node.op == "call_method":
+        return getattr(arguments[0], str(node.target))(*arguments[1:], **options)
+    function: Any = node.target
+    return function(*arguments, **options)
 
 
 def _example(node: Any) -> Any:

@@ -8,8 +8,8 @@ from torch.fx import Node
 
 from einops_fast.compiler.contractions import Product, is_contraction, product_of
 from einops_fast.compiler.nest import Dims, expanded
-from einops_fast.compiler.nodes import argument, name_of, source_of
-from einops_fast.compiler.softmax import Softmax, axis_of, exponential_of, inverse_of
+from einops_fast.compiler.nodes import argument, axis_of, name_of, source_of
+from einops_fast.compiler.softmax import Softmax, exponential_of, inverse_of
 from einops_fast.compiler.views import broadcast, followed
 
 __all__ = ["Quotient", "quotient_of"]

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from torch.fx import Node
 
 from einops_fast.compiler.nest import Dims
-from einops_fast.compiler.nodes import argument, name_of, shape_of, source_of
+from einops_fast.compiler.nodes import argument, axis_of, name_of, shape_of, source_of
 from einops_fast.compiler.views import broadcast, followed
 
-__all__ = ["LAST_STEPS", "Softmax", "axis_of", "exponential_of", "inverse_of", "largest_of", "logs_of", "softmax_of"]
+__all__ = ["LAST_STEPS", "Softmax", "exponential_of", "inverse_of", "largest_of", "logs_of", "softmax_of"]
 
 LAST_STEPS = ("softmax", "_softmax", "div", "mul", "exp")
 """Functions that a softmax may end with."""
@@ -115,12 +114,6 @@ def largest_of(node: Any, scores: Any, axis: int) -> tuple[Node, ...]:
         return ()
     own, keeps = axis_of(node), argument(node, 2, "keepdim", False) is True
     return tuple(inner) if isinstance(own, int) and own % rank == axis % rank and keeps else ()
-
-
-def axis_of(node: Node) -> Any:
-    """Return the one axis that a reduction goes along."""
-    axis: Any = argument(node, 1, "dim")
-    return axis[0] if isinstance(axis, Sequence) and len(axis) == 1 else axis
 
 
 def logs_of(softmax: Softmax, dims: Dims) -> tuple[list[tuple[Node, Dims, bool]], list[Node]]:

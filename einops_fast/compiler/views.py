@@ -97,10 +97,8 @@ def seen_through(node: Node, dims: Dims) -> tuple[Node, Dims] | None:
     return None
 
 
-def followed(
-    node: Any, dims: Dims, wanted: Callable[[Node], bool], casts: bool = True
-) -> tuple[Node, Dims, list[Node]] | None:
-    """Follow views, and casts if those don't matter, to a node that is ``wanted``.
+def followed(node: Any, dims: Dims, wanted: Callable[[Node], bool]) -> tuple[Node, Dims, list[Node]] | None:
+    """Follow views and casts to a node that is ``wanted``.
 
     Returns:
         That node, what indexes it, and the nodes on the way; ``None`` if the way ends before.
@@ -110,7 +108,7 @@ def followed(
         if wanted(node):
             return node, dims, way
         way.append(node)
-        if casts and is_cast(node):
+        if is_cast(node):
             node = source_of(node)
             continue
         seen = seen_through(node, dims)
