@@ -12,7 +12,6 @@ from einops_fast.profiles.cases import ITEM_SIZES, AnyCase, parts
 from einops_fast.profiles.compare import Run, run_studies
 from einops_fast.profiles.frameworks import FRAMEWORKS
 from einops_fast.profiles.reporting.records import Options
-from einops_fast.profiles.reporting.report import check_rich
 from einops_fast.profiles.reporting.results import read_result, reports_folder
 from einops_fast.profiles.studies import STUDIES
 
@@ -57,8 +56,7 @@ def main(arguments: Sequence[str] | None = None, command: str = "python -m einop
         )
         if given.threads < 0:
             raise ValueError(f"--threads {given.threads}: give a number from 1 on, or 0 for all")
-        # Found out now, not when hours of measuring are to be kept; what is lacking before there is a folder.
-        check_rich()
+        # Found out now, not when hours of measuring are to be kept.
         given.out.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=given.out):
             pass

@@ -17,9 +17,9 @@ from einops_fast.backends.gpu_driver import gpu_properties
 from einops_fast.backends.triton_support import installed_version, interpreted
 from einops_fast.errors import EinsumError
 from einops_fast.observing.calls import Called
+from einops_fast.observing.progress import progress
 from einops_fast.observing.tables import print_table
 from einops_fast.tune.bundle import check_target, kernels_folder, pack
-from einops_fast.tune.progress import progress
 from einops_fast.tune.recorded import read_calls, why_not
 
 __all__ = ["add_to", "tune"]
@@ -69,7 +69,6 @@ def tune(options: argparse.Namespace) -> int:
                 [call.kind, str(call), _dtypes(call), call.direction, "yes" if why is None else f"no: {why}"]
                 for call, why in reasons.items()
             ],
-            numbers=False,
         )
         return 0
     number = _number(options.device) if absent is None else 0
