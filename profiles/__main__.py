@@ -23,15 +23,7 @@ FAMILIES = tuple(dict.fromkeys(name for study in STUDIES.values() for name in st
 
 
 def main(arguments: Sequence[str] | None = None, command: str = "python -m einops_fast.profiles") -> int:
-    """Run the studies that are asked for; 0 if all their results were right.
-
-    Args:
-        arguments: what follows the command's name; by default this process's own arguments.
-        command: its name.
-
-    Raises:
-        SystemExit: by argparse, for arguments that are wrong.
-    """
+    """Run the studies that are asked for; 0 if all their results were right."""
     parser = _parser(command)
     given = parser.parse_args(arguments)
     try:
@@ -116,11 +108,7 @@ def _parser(command: str) -> argparse.ArgumentParser:
 
 
 def _studies(given: argparse.Namespace) -> list[str]:
-    """Return the studies to run: of all, those that have such cases.
-
-    Raises:
-        ValueError: no study has such cases, or none has a name with one of the parts asked for.
-    """
+    """Return the studies to run: of all, those that have such cases."""
     asked = list(STUDIES) if given.study == EVERY_STUDY else [given.study]
     # A name without a suffix was meant for a family.
     is_file = bool(Path(given.cases).suffix) or Path(given.cases).exists()

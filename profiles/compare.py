@@ -84,11 +84,7 @@ class _Found:
 
 
 def run_studies(names: Sequence[str], run: Run) -> int:
-    """Run studies one after another, and put all that they found on one page; 0 if all results were right.
-
-    Raises:
-        ValueError: a result to go on from isn't of the same kind of run.
-    """
+    """Run studies one after another, and put all that they found on one page; 0 if all results were right."""
     outcomes = []
     for name in names:
         outcomes.append(run_study(name, run))

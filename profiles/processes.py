@@ -24,7 +24,8 @@ from typing import Any
 
 import einops_fast
 from einops_fast.profiles.reporting.records import Options, Record, decode, skipped
-from einops_fast.profiles.timing.processors import available_threads, thread_environment
+from einops_fast.profiles.timing.processors import thread_environment
+from einops_fast.runtime.background import processors
 
 __all__ = ["Child", "Job", "begun", "empty_caches", "run_ahead", "run_worker"]
 
@@ -94,11 +95,7 @@ class Child:
         self._late.cancel()
 
     def answer(self) -> Any:
-        """Return what its last line says, which it may print only once it is told to go on.
-
-        Raises:
-            RuntimeError: it has failed; the message is the end of what it says.
-        """
+        """Return what its last line says, which it may print only once it is told to go on."""
         told, _ = self.process.communicate("\n")
         if told and self.process.returncode in (0, -signal.SIGKILL):
             return json.loads(told.splitlines()[-1])
@@ -123,12 +120,8 @@ def begun(study: str, job: Job, variables: Mapping[str, str], seconds: float) ->
 
 
 def run_worker(study: str, framework: str, options: Options) -> Iterator[Record]:
-    """Measure in a process of its own; records come as they are made.
-
-    Raises:
-        KeyboardInterrupt: someone has stopped the process.
-    """
-    threads = options.threads or available_threads()
+    """Measure in a process of its own; records come as they are made."""
+    threads = options.threads or processors()
     with Child((study, framework, json.dumps(asdict(options))), thread_environment(threads)) as child:
         yield from map(decode, child.lines())
         status = child.process.wait()

@@ -39,11 +39,7 @@ _REASONS = {"getitem": "different offset", "reshape": "different numel", "flatte
 
 
 def match_attention(node: Node) -> Attention | None:
-    """Return the attention whose product with the values a node is; ``None`` if there is no softmax before it.
-
-    Raises:
-        Miss: there is one, but it can't be fused.
-    """
+    """Return the attention whose product with the values a node is; ``None`` if there is no softmax before it."""
     shape = shape_of(node)
     if shape is None:
         return None

@@ -85,11 +85,7 @@ class Loss(Match):
 
 
 def match_loss(node: Node) -> Loss | None:
-    """Return the loss of a linear layer that a node is; ``None`` if it is none.
-
-    Raises:
-        Miss: it is one, but it can't be fused, or it isn't worth it.
-    """
+    """Return the loss of a linear layer that a node is; ``None`` if it is none."""
     if name_of(node) != "cross_entropy":
         return None
     shape, target, weight = shape_of(source_of(node)), argument(node, 1, "target"), argument(node, 2, "weight")

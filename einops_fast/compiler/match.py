@@ -78,8 +78,4 @@ class Match(ABC):
 
     @abstractmethod
     def insert(self, graph: Graph) -> Inserted:
-        """Put in what stands for it, where the graph is inserting.
-
-        Raises:
-            Miss: that can't be done after all.
-        """
+        """Put in what stands for it, where the graph is inserting; raise :class:`Miss` if that can't be done."""

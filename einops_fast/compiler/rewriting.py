@@ -122,11 +122,7 @@ def _exchanged(graph: Graph, match: Match, gone: set[Node]) -> Inserted:
 
 
 def _as_it_lay(graph: Graph, old: Node, new: Node) -> Node:
-    """Return a result without gaps if the program's is without; else see that nobody relies on where its elements lie.
-
-    Raises:
-        Miss: somebody does.
-    """
+    """Return a result without gaps if the program's is; else raise :class:`Miss` if a user relies on gaps."""
     if old.meta["example_value"].is_contiguous():
         with graph.inserting_after(new):
             result = graph.call_method("contiguous", (new,))
@@ -156,11 +152,7 @@ def _first_need(graph: Graph, match: Match) -> Node:
 
 
 def _try(nodes: Sequence[Node], inserted: Inserted, match: Match) -> None:
-    """Run what was inserted on the examples of the graph's tensors, which hold nothing.
-
-    Raises:
-        Miss: it refuses them, or a result isn't like that of the program.
-    """
+    """Run what was inserted on the examples of the graph's tensors; raise :class:`Miss` unless results are alike."""
 
     def example(value: Any) -> Any:
         return value.meta["example_value"]

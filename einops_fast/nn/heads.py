@@ -23,10 +23,6 @@ def head_dim_of(features: int, heads: int, names: tuple[str, str] = ("hidden_siz
     Args:
         features, heads: how many there are.
         names: what the arguments for these are called.
-
-    Raises:
-        EinsumError: there are no features, or no heads.
-        ShapeError: the heads don't share all features evenly.
     """
     of_features, of_heads = names
     features = count(of_features, features, "a number of features, 1 or more")

@@ -27,9 +27,6 @@ def mask_options(mask: Tensor, kv_length: int) -> dict[str, Tensor]:
     Args:
         mask: boolean, True where a key is seen, or numbers to be added.
         kv_length: how many keys there are.
-
-    Raises:
-        ShapeError: it has another number of axes.
     """
     if mask.dim() != 4:
         raise ShapeError(f"a mask has four axes (batch, heads, queries, keys), not shape {tuple(mask.shape)}")

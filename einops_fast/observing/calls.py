@@ -70,11 +70,7 @@ class Called(NamedTuple):
 
     @classmethod
     def from_row(cls, row: Mapping[str, str]) -> Called:
-        """Return what a row of a table says.
-
-        Raises:
-            EinsumError: it says no such thing.
-        """
+        """Return what a row of a table says."""
         try:
             arrays = tuple([None if each is None else _layout(each) for each in json.loads(row["arrays"])])
             given = json.loads(row["options"])

@@ -12,14 +12,7 @@ __all__ = ["aligned", "plain_table", "print_table", "rich_table"]
 def rich_table(
     columns: Sequence[str], rows: Sequence[Sequence[str]], numbers: Collection[str] = (), title: str = ""
 ) -> Any:
-    """Return a table of rich's; ``None`` where it isn't installed. What has failed, by its last cell, is red.
-
-    Args:
-        columns: the heads.
-        rows: the cells, as text.
-        numbers: the heads of columns of numbers.
-        title: of the table.
-    """
+    """Return a table of rich's; ``None`` where it isn't installed. What has failed, by its last cell, is red."""
     try:
         from rich.markup import escape
         from rich.table import Table

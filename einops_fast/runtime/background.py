@@ -40,15 +40,7 @@ def available() -> bool:
 
 
 def submit(function: Callable[..., Any], *arguments: Any) -> Future[Any]:
-    """Have a function called in another process. This may block while much is submitted: call it from a thread.
-
-    Args:
-        function: of a module's, which the server imports.
-        arguments: what can be pickled, as its result.
-
-    Returns:
-        What will have the result; whatever goes wrong is its exception.
-    """
+    """Have a function called in another process. This may block while much is submitted: call it from a thread."""
     return _server.submit(pickle.dumps((function, arguments)))
 
 
@@ -144,12 +136,7 @@ def _settle(future: Future[Any], answer: bytes) -> None:
 
 
 def serve(most: int, pipes: tuple[int, int]) -> None:
-    """Do what comes by a pipe until that ends, ``most`` pieces at a time; 0: as many as are spare.
-
-    Args:
-        most: how many.
-        pipes: descriptors, of what to do and of the answers.
-    """
+    """Do what comes by a pipe until that ends, ``most`` pieces at a time; 0: as many as are spare."""
     commands, answers = Connection(pipes[0], writable=False), Connection(pipes[1], readable=False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # what a user stops is the program
     with suppress(OSError):

@@ -12,9 +12,6 @@ __all__ = ["write_whole"]
 def write_whole(path: Path, text: str) -> None:
     """Write a text in place of what is there: whoever reads meanwhile, or after a failure, finds the one or the other.
 
-    Raises:
-        OSError: as of any file; what was there is there still.
-
     Example:
         >>> import tempfile
         >>> from pathlib import Path

@@ -86,12 +86,6 @@ def by_any_size(run: Callable[..., T]) -> Callable[..., T]:
 def current_mode(override: str | None = None) -> str:
     """The mode of a call: its own argument, else the innermost :func:`autotune` block's, else the default.
 
-    Args:
-        override: the call's own argument, where it has one.
-
-    Raises:
-        EinsumError: there is no such mode. Of the default, which nobody may need, that is said here.
-
     Example:
         >>> from einops_fast.runtime.tuning import current_mode
         >>> current_mode('always')
@@ -102,11 +96,7 @@ def current_mode(override: str | None = None) -> str:
 
 
 def traced_mode(override: str | None = None) -> str | None:
-    """The mode of a call that is traced, if it doesn't have that of the time when it runs.
-
-    Args:
-        override: the call's own argument, where it has one.
-    """
+    """The mode of a call that is traced, if it doesn't have that of the time when it runs."""
     if override is not None:
         return _checked(override, "the mode of autotune")
     mode: str | None = traced_value("autotune")

@@ -105,11 +105,7 @@ def pack(path: Path, kernels: Path, capability: tuple[int, int], device: str | N
 
 
 def bring_in(path: Path) -> Brought:
-    """Copy the kernels and choices of a bundle to where they are looked for on this machine.
-
-    Raises:
-        EinsumError: it is no bundle, or one for other sources, another Triton or another GPU.
-    """
+    """Copy the kernels and choices of a bundle to where they are looked for on this machine."""
     if path.is_dir():
         return _bring_in(path)
     with tempfile.TemporaryDirectory() as made:

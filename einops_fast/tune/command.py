@@ -53,11 +53,7 @@ def add_to(commands: Any) -> None:
 
 
 def tune(options: argparse.Namespace) -> int:
-    """Do what the command is asked for, and return its exit status.
-
-    Raises:
-        EinsumError: it can't be done.
-    """
+    """Do what the command is asked for, and return its exit status."""
     absent = absent_gpu(options.device) if options.device.startswith("sm_") else None
     calls = read_calls(options.file)
     reasons = {call: why_not(call, bool(options.device)) for call in calls}
@@ -106,11 +102,7 @@ def _run(calls: Sequence[Called], absent: AbsentGpu | None, number: int) -> list
 
 
 def _number(device: str) -> int:
-    """Return the number of a GPU of this machine.
-
-    Raises:
-        EinsumError: there is no such GPU.
-    """
+    """Return the number of a GPU of this machine."""
     here = gpu_properties()
     if not here:
         raise EinsumError(

@@ -9,8 +9,7 @@ from typing import Any
 from einops_fast.profiles.frameworks import Framework, load
 from einops_fast.profiles.processes import Child, Job, begun, empty_caches
 from einops_fast.profiles.programs.cases import FAMILIES, Found
-from einops_fast.profiles.reporting.cells import AFTER, BEFORE, NOTHING, Line, lines_of, table, times
-from einops_fast.profiles.reporting.charts import Chart
+from einops_fast.profiles.reporting.cells import AFTER, BEFORE, lines_of, side_by_side, table, times
 from einops_fast.profiles.reporting.records import Ceiling, Note, Options, Record, Row
 from einops_fast.profiles.reporting.report import Table, geomean
 from einops_fast.profiles.study import Study, Task
@@ -43,6 +42,7 @@ class ProgramsStudy(Study):
     guests = ("optimize", "attention()", "max-autotune", "optimize+compile")
     dtypes: Mapping[str, tuple[str, ...]] = {"cpu": ("float32",), "gpu": ("bfloat16",)}
     efforts: Mapping[str, Effort] = {"cpu": FULL, "gpu": FULL}
+    drawn = False
 
     def offered(self, framework: Framework, options: Options) -> tuple[tuple[str, ...], list[Record]]:
         names, told = super().offered(framework, options)
@@ -89,26 +89,14 @@ class ProgramsStudy(Study):
         lines = lines_of(rows, self.native)
         ways = [name for name in self.makers if any(name in line.ways for line in lines)]
         columns = dict(BEFORE)
-        columns["step, ms: " + " / ".join(ways)] = _each(ways, lambda row: times(1e3, row.seconds))
-        columns["first step, s: " + " / ".join(ways)] = _each(ways, lambda row: row.phases.get("first"))
-        columns["peak, GB: " + " / ".join(ways)] = _each(ways, lambda row: times(1e-9, row.peak_bytes))
+        columns["step, ms: " + " / ".join(ways)] = side_by_side(ways, lambda row: times(1e3, row.seconds), ".4g")
+        columns["first step, s: " + " / ".join(ways)] = side_by_side(ways, lambda row: row.phases.get("first"), ".4g")
+        columns["peak, GB: " + " / ".join(ways)] = side_by_side(ways, lambda row: times(1e-9, row.peak_bytes), ".4g")
         columns |= {"fused": AFTER["kernels of ours"], "check": AFTER["check"]}
         ratios = [line.ours.to_best for line in lines if line.ours.to_best]
         told = "ours / the best of eager and compiled: {:.2f}, worst {:.2f}"
         summary = [told.format(geomean(ratios), max(ratios))] if ratios else []
         return [table("Whole programs", lines, columns, *summary)]
-
-    def charts(self, rows: Sequence[Row], ceilings: Sequence[Ceiling]) -> list[Chart]:
-        """None: a row has several times."""
-        return []
-
-
-def _each(ways: Sequence[str], value: Callable[[Row], float | None]) -> Callable[[Line], str]:
-    def cell(line: Line) -> str:
-        values = [value(line.ways[way]) if way in line.ways else None for way in ways]
-        return " / ".join(NOTHING if each is None else f"{each:.4g}" for each in values)
-
-    return cell
 
 
 def _answer(process: Child) -> Found | str:

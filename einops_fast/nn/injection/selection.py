@@ -19,9 +19,6 @@ def selected(
     Args:
         kinds: the classes that each module goes by, by its name.
         only, exclude: see :func:`einops_fast.nn.optimize`.
-
-    Raises:
-        EinsumError: a pattern fits no module, or isn't text.
     """
     wanted = None if only is None else _matched(kinds, only, "only")
     unwanted = set() if exclude is None else _matched(kinds, exclude, "exclude")
