@@ -23,19 +23,7 @@ MISPREDICTED = 2.0
 
 
 def summarize(folder: str | os.PathLike[str], top: int = 10) -> str:
-    """The summary of the tables in a folder, as text.
-
-    Example:
-        >>> import tempfile
-        >>> import numpy as np
-        >>> from einops_fast import fast_einsum, metrics
-        >>> from einops_fast.observing.metrics_summary import summarize
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     with metrics.record(folder):
-        ...         _ = fast_einsum('id,jd->ij', np.ones((2, 3)), np.ones((4, 3)))
-        ...     print(summarize(folder).splitlines()[0])
-        1 plan, 1 call
-    """
+    """The summary of the tables in a folder, as text."""
     if top < 1:
         raise EinsumError(f"top is a number of lines, 1 at least, not {top}")
     tables = read(folder)

@@ -78,14 +78,7 @@ def kernels_folder(path: Path) -> Iterator[Path]:
 
 
 def pack(path: Path, kernels: Path, capability: tuple[int, int], device: str | None) -> None:
-    """Write a bundle: kernels that were compiled into a folder, and all choices of these sources on a device.
-
-    Args:
-        path: where to.
-        kernels: from :func:`kernels_folder`.
-        capability: compute capability that the kernels are for.
-        device: the model that the choices were measured on; ``None`` if nothing was measured.
-    """
+    """Write a bundle: kernels that were compiled into a folder, and all choices of these sources on a device."""
     whole, found = kernels.parent, 0
     (whole / _CHOICES).mkdir(exist_ok=True)
     for entry in disk_cache.entries():
