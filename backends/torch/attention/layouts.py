@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 import torch
 
-from einops_fast.attention.axes import View
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.backends.torch.backend import fp32_precision
 from einops_fast.backends.triton.attention.arguments import Extras
@@ -17,13 +16,10 @@ from einops_fast.dtypes import dtype_name
 from einops_fast.planning.layout import contiguous_in_order, contiguous_strides
 
 __all__ = [
-    "BIAS",
-    "CANONICAL",
     "LENGTHS",
     "NAMES",
     "SINKS",
     "Arrays",
-    "Given",
     "example",
     "extras_of",
     "kernel_layouts",
@@ -42,30 +38,8 @@ Arrays = tuple[Any, ...]
 NAMES = tuple([each.name for each in fields(AttentionInputs)])
 """Of these arrays."""
 
-BIAS, SINKS = NAMES.index("bias"), NAMES.index("sinks")
-"""Where the bias and the sinks are among them."""
-
-
-@dataclass(frozen=True)
-class Given:
-    """How arrays are given, where that isn't in canonical order.
-
-    Attributes:
-        views: how each of :data:`Arrays` is seen in canonical order.
-        result: how the canonical result is seen in the order that was asked for.
-    """
-
-    views: tuple[View, ...]
-    result: View
-
-    def canonical(self, arrays: Arrays) -> Arrays:
-        """Return the arrays in canonical order."""
-        pairs = zip(arrays, self.views, strict=True)
-        return tuple([None if array is None else view(array, torch.permute) for array, view in pairs])
-
-
-CANONICAL = Given((View(),) * len(NAMES), View())
-"""In canonical order."""
+SINKS = NAMES.index("sinks")
+"""Where the sinks are among them."""
 
 
 def extras_of(arrays: Arrays) -> Extras:

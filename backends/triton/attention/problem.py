@@ -33,7 +33,7 @@ _MOST_ROWS = 256
 
 _TAILS = dict.fromkeys(("q", "k", "v", "out", "d_out", "dq", "dk", "dv", "bias", "d_bias", "mask"), 2)
 _TAILS |= {"lse": 1, "q_segments": 1, "kv_segments": 1, "slopes": 0, "sinks": 0}
-"""How many axes follow the batch axes, by array."""
+"""Return how many axes follow the batch axes, by array."""
 
 _OF_SCORES = ("q", "k", "v", "lse", "bias", "mask", "slopes", "sinks", "q_segments", "kv_segments", "pages")
 """Arrays that every kernel reads, if there are such."""
@@ -186,7 +186,7 @@ def problem(
 
 
 def _has_sequences(spec: AttentionSpec) -> bool:
-    """Whether the first batch axis counts sequences of their own lengths, or with pages of their own."""
+    """Return whether the first batch axis counts sequences of their own lengths, or with pages of their own."""
     return spec.varlen or spec.cache or spec.page_size > 0
 
 
@@ -212,7 +212,7 @@ def missing_axes(spec: AttentionSpec, name: str, apart: bool = False) -> tuple[i
 def merged(
     sizes: list[int], strides: dict[str, list[int]], borders: tuple[int, ...]
 ) -> tuple[list[int], dict[str, list[int]]]:
-    """As few axes as possible: two that lie side by side in every array become one, except across a border."""
+    """Return as few axes as possible: two that lie side by side in every array become one, except across a border."""
     for at in range(len(sizes) - 1, 0, -1):
         if at in borders or any(own[at - 1] != own[at] * sizes[at] for own in strides.values()):
             continue
@@ -224,7 +224,7 @@ def merged(
 
 
 def _shared_count(left: int, sizes: Sequence[int]) -> int:
-    """How many of the merged axes make up the shared ones, which have so many elements."""
+    """Return how many of the merged axes make up the shared ones, which have so many elements."""
     count = 0
     while left > 1:
         left //= sizes[-1 - count]
@@ -240,7 +240,7 @@ def _window(spec: AttentionSpec) -> tuple[int | None, int | None]:
 
 
 def _in_parts(features: int) -> tuple[int, int]:
-    """Powers of two that hold so many features: one, or two where these are fewer in sum."""
+    """Return powers of two that hold so many features: one, or two where these are fewer in sum."""
     whole = max(16, 1 << (features - 1).bit_length())
     half = whole // 2
     if half < 32:
@@ -254,7 +254,7 @@ def _along(shape: tuple[int, ...] | None) -> tuple[bool, bool] | None:
 
 
 def _wide(spec: AttentionSpec, strides: Mapping[str, tuple[int, ...]]) -> bool:
-    """Whether offsets inside a tile of rows may need more than 32 bits."""
+    """Return whether offsets inside a tile of rows may need more than 32 bits."""
     features = max(spec.head_dim, spec.v_head_dim)
     longest = max(
         _MOST_ROWS * own[-2] + 2 * features * own[-1]

@@ -31,18 +31,18 @@ _MOST_BYTES = 2 << 30
 
 
 def copyable(strides: tuple[int, ...], item: int) -> bool:
-    """Whether the hardware can count through an array's axes."""
+    """Return whether the hardware can count through an array's axes."""
     *others, last = strides
     return last == 1 and all(stride >= 0 and stride * item % ALIGNMENT == 0 for stride in others) and others[-1] > 0
 
 
 def addressable(strides: Iterable[int]) -> bool:
-    """Whether the kernels can go along an array's axes by themselves."""
+    """Return whether the kernels can go along an array's axes by themselves."""
     return all(abs(stride) < _FAR for stride in strides)
 
 
 def reachable(strides: tuple[int, ...] | None, along: tuple[bool, bool] | None, item: int) -> bool:
-    """Whether the kernels can get at a bias or a mask, if there is one."""
+    """Return whether the kernels can get at a bias or a mask, if there is one."""
     if strides is None or along is None:
         return True
     if along == (True, True):

@@ -178,8 +178,13 @@ class RowCopies:
         )
         return (Launch(call, takes[::-1] if back else takes),)
 
-    def around(self, launches: Sequence[Launch], written: Collection[str]) -> tuple[Launch, ...]:
-        """Return launches that go by the copies, between those that copy in and, of ``written`` arrays, back."""
-        into = self.launch([name for name in self._copied if name not in written])
+    def around(
+        self, launches: Sequence[Launch], written: Collection[str], filled: Collection[str] = ()
+    ) -> tuple[Launch, ...]:
+        """Return launches that go by the copies, between those that copy in and, of ``written`` arrays, back.
+
+        Arrays that are ``filled`` before are copied in, too.
+        """
+        into = self.launch([name for name in self._copied if name not in written or name in filled])
         first, *others = (*into, *renamed(launches, self.names))
         return first._replace(rooms=(*self.rooms, *first.rooms)), *others, *self.launch(written, back=True)

@@ -10,6 +10,7 @@ from einops_fast.backends.triton.attention.hopper.call import (
     BATCH_AXES,
     LOG2E,
     NOWHERE,
+    copied,
     is_for_hopper,
     launch,
     of_batch,
@@ -140,8 +141,8 @@ def forward(problem: Problem, otherwise: tuple[Launch, ...]) -> tuple[Launch, ..
     programs = programs_for(problem.units, tiles, -(-spec.kv_len // tiling.block))
     arrays = {
         "q_desc": _queries(problem, tiling),
-        "k_desc": _copied(problem, tiling, "k"),
-        "v_desc": _copied(problem, tiling, "v"),
+        "k_desc": _keys(problem, tiling, "k"),
+        "v_desc": _keys(problem, tiling, "v"),
         "out": Array(spec.dtype, aligned=False),
         "lse": Array("float32", aligned=False),
         "sinks": Array("float32", aligned=False) if spec.sinks else None,
@@ -179,30 +180,20 @@ def forward(problem: Problem, otherwise: tuple[Launch, ...]) -> tuple[Launch, ..
 
 def _queries(problem: Problem, tiling: DecodeTiling) -> Array:
     """Return q as the hardware sees it: a tile is all that shares keys."""
-    spec, (*batch, position, feature) = problem.spec, _of_queries(problem)
-    return Array(
-        spec.dtype,
-        (*of_batch(problem.sizes, 1), spec.q_len, spec.head_dim),
-        tuple(stride or _ANY for stride in (*of_batch(batch, 0), position, feature)),
-        (1, 1, tiling.heads, tiling.queries, tiling.head),
-    )
+    spec = problem.spec
+    box = tiling.heads, tiling.queries, tiling.head
+    found = copied(problem, "q", spec.dtype, (spec.q_len, spec.head_dim), box)
+    return found._replace(strides=(*found.strides[:BATCH_AXES], *_of_queries(problem)[-2:]))
 
 
-def _copied(problem: Problem, tiling: DecodeTiling, name: str) -> Array:
+def _keys(problem: Problem, tiling: DecodeTiling, name: str) -> Array:
     """Return k or v as the hardware sees it."""
     spec, of_keys = problem.spec, name == "k"
-    strides = problem.strides.k if of_keys else problem.strides.v
-    features = (tiling.head_dim, tiling.head) if of_keys else (tiling.v_head_dim, tiling.v_head)
-    own = of_batch(strides[:-2], 0)
-    batch = [size if stride else 1 for size, stride in zip(of_batch(problem.sizes, 1), own, strict=True)]
-    if spec.page_size:
-        axis = BATCH_AXES - problem.features.axes
-        page = problem.strides.pages[0 if of_keys else 1]
-        own = (*own[:axis], page, *own[axis + 1 :])
-        batch[axis] = (spec.k_batch if of_keys else spec.v_batch)[0]
-    return Array(
-        spec.dtype,
-        (*batch, spec.page_size or spec.kv_len, features[0]),
-        tuple(stride or _ANY for stride in (*own, *strides[-2:])),
-        (1,) * BATCH_AXES + (tiling.copied, features[1]),
-    )
+    features, tile = (tiling.head_dim, tiling.head) if of_keys else (tiling.v_head_dim, tiling.v_head)
+    found = copied(problem, name, spec.dtype, (spec.page_size or spec.kv_len, features), (tiling.copied, tile))
+    if not spec.page_size:
+        return found
+    shape, strides, axis = [*found.shape], [*found.strides], BATCH_AXES - problem.features.axes
+    shape[axis] = (spec.k_batch if of_keys else spec.v_batch)[0]
+    strides[axis] = problem.strides.pages[0 if of_keys else 1]
+    return found._replace(shape=tuple(shape), strides=tuple(strides))

@@ -8,6 +8,7 @@ from typing import Any
 
 from einops_fast.attention.spec import AttentionSpec
 from einops_fast.backends.triton.attention.arguments import Strides
+from einops_fast.backends.triton.attention.around.parts_sum import in_parts
 from einops_fast.backends.triton.attention.general.backward import delta_kernel
 from einops_fast.backends.triton.attention.general.bias_gradient import bias_kernel
 from einops_fast.backends.triton.attention.general.decode import combine_kernel
@@ -137,15 +138,14 @@ def backward(problem: Problem, tilings: BackwardTilings) -> Plan:
     The problem has strides of ``out``, ``lse`` (``delta`` has them, too), ``d_out`` and the gradients that are wanted.
     """
     launches = [deltas(problem)]
-    parts = 1
     if problem.strides.dk is not None:
         launches.append(keys_gradient(problem, tilings.keys))
     if problem.strides.dq is not None:
         launches.append(queries_gradient(problem, tilings.queries))
     if problem.strides.d_bias is not None and not is_whole(problem.spec):
         of_bias, parts = bias_gradient(problem, tilings.bias)
-        launches.append(of_bias)
-    return Plan(BACKWARD, launches, bias_parts=parts, bias_starts_at_zero=starts_at_zero(problem))
+        launches += in_parts((of_bias,), problem, parts)
+    return Plan(BACKWARD, launches, bias_starts_at_zero=starts_at_zero(problem))
 
 
 def deltas(problem: Problem, padded: int = 0) -> Launch:

@@ -20,6 +20,7 @@ __all__ = [
     "LOG2E",
     "NOWHERE",
     "array_of",
+    "copied",
     "described",
     "is_for_hopper",
     "launch",
@@ -113,7 +114,7 @@ def described(problem: Problem, tiling: HopperTiling, name: str) -> Array | None
     # Tiles are of keys or of queries, blocks of the others.
     rows = GROUP_ROWS if of_keys == tiling.turned else tiling.block
     tail = (spec.kv_len if of_keys else spec.q_len, spec.v_head_dim if of_values else spec.head_dim)
-    return _copied(problem, name, spec.dtype, tail, (rows, tiling.box(int(of_values))))
+    return copied(problem, name, spec.dtype, tail, (rows, tiling.box(int(of_values))))
 
 
 def _added(problem: Problem, tiling: HopperTiling, name: str) -> Array | None:
@@ -127,17 +128,18 @@ def _added(problem: Problem, tiling: HopperTiling, name: str) -> Array | None:
     if along != (True, True):
         return Array(dtype, aligned=False)
     box = (tiling.block, GROUP_ROWS) if tiling.turned else (GROUP_ROWS, tiling.block)
-    return _copied(problem, name, dtype, (problem.spec.q_len, problem.spec.kv_len), box)
+    return copied(problem, name, dtype, (problem.spec.q_len, problem.spec.kv_len), box)
 
 
-def _copied(problem: Problem, name: str, dtype: str, tail: tuple[int, int], box: tuple[int, int]) -> Array:
-    strides = getattr(problem.strides, name)
-    own = (*(0,) * (BATCH_AXES + 2 - len(strides)), *strides)
-    sizes = of_batch(problem.sizes, 1)
-    batch = [size if stride else 1 for size, stride in zip(sizes, own[:BATCH_AXES], strict=True)]
+def copied(problem: Problem, name: str, dtype: str, tail: tuple[int, int], box: tuple[int, ...]) -> Array:
+    """Return an array whose boxes the hardware copies, with the batch axes that it has and ``tail``."""
+    *batch, row, column = getattr(problem.strides, name)
+    own = of_batch(batch, 0)
+    sizes = [size if stride else 1 for size, stride in zip(of_batch(problem.sizes, 1), own, strict=True)]
     # Any stride does for an axis of size 1.
     anything = ALIGNMENT // ITEM_SIZES[dtype]
-    return Array(dtype, (*batch, *tail), tuple(stride or anything for stride in own), (1,) * BATCH_AXES + box)
+    strides = tuple(stride or anything for stride in (*own, row, column))
+    return Array(dtype, (*sizes, *tail), strides, (*(1,) * (BATCH_AXES + 2 - len(box)), *box))
 
 
 def places_of(batch: Sequence[int], position: int) -> Places:

@@ -9,6 +9,7 @@ from typing import Any
 
 from einops_fast.backends.triton.attention.around.copyable import copyable, odd_added, reachable
 from einops_fast.backends.triton.attention.around.mask_bounds import is_bounded, mask_bounds
+from einops_fast.backends.triton.attention.around.parts_sum import in_parts
 from einops_fast.backends.triton.attention.around.row_copies import RowCopies
 from einops_fast.backends.triton.attention.general import plan as general
 from einops_fast.backends.triton.attention.general.plan import bias_sizes, is_whole
@@ -27,22 +28,20 @@ from einops_fast.backends.triton.attention.hopper.call import (
 from einops_fast.backends.triton.attention.hopper.forward import hopper_kernel
 from einops_fast.backends.triton.attention.hopper.keys_gradient import hopper_keys_kernel
 from einops_fast.backends.triton.attention.hopper.queries_gradient import hopper_queries_kernel
-from einops_fast.backends.triton.attention.hopper.shapes import (
-    Shape,
-    bytes_of_one,
-    fitting,
-    has_added,
-    is_small,
-    is_wide,
-    parts_of_sums,
-    shared_bytes,
-)
 from einops_fast.backends.triton.attention.hopper.tiles import ITEM, HopperTiling, pair_bytes
 from einops_fast.backends.triton.attention.hopper.tilings import (
     WIDE_SHAPES,
+    Shape,
+    bytes_of_one,
+    fitting,
     forward_shapes,
+    has_added,
+    is_small,
+    is_wide,
     keys_shapes,
+    parts_of_sums,
     queries_shapes,
+    shared_bytes,
 )
 from einops_fast.backends.triton.attention.hopper.values_gradient import hopper_values_kernel
 from einops_fast.backends.triton.attention.launches import BACKWARD, Launch, Plan
@@ -177,21 +176,6 @@ def _bias_gradient(
     return _launches(problem, hopper_bias_kernel, tiling, otherwise, **given, **scalars)
 
 
-def _in_room(launches: tuple[Launch, ...], room: RowCopies | None, zeros: bool) -> tuple[Launch, ...]:
-    """Have the gradient of the bias written where the hardware can, and copied where it belongs.
-
-    With ``zeros``, those of what isn't seen have to be there, too.
-    """
-    if room is None:
-        return launches
-    *before, last = launches
-    into = room.launch(("d_bias",)) if zeros else ()
-    takes = tuple([room.names.get(name, name) for name in last.takes])
-    written = last._replace(takes=takes, then=room.launch(("d_bias",), back=True))
-    first, *others = (*into, *before, written)
-    return first._replace(rooms=(*first.rooms, *room.rooms)), *others
-
-
 def forward(problem: Problem, otherwise: tuple[Launch, ...]) -> tuple[Launch, ...]:
     """Return the launches of a forward call, with those of other kernels for arrays at odd addresses."""
     spec = problem.spec
@@ -212,31 +196,29 @@ def backward(problem: Problem, tilings: BackwardTilings, copies: RowCopies | Non
     whole = strides.d_bias is not None and is_whole(problem.spec)
     zeros = general.starts_at_zero(problem)
     tiling, parts = _shared_bias_tiling(problem) if by_score and not whole else (None, 0)
+    odd = odd_added(problem, "d_bias") if by_score and parts <= 1 else None
+    room = RowCopies({"d_bias": odd}) if odd else None
+    if room:
+        problem = replace(problem, strides=strides._replace(**room.strides))
+    writable = by_score and copyable(problem.strides.d_bias, ITEM_SIZES[problem.dtype("bias")])
     of_keys: tuple[Launch, ...] = ()
     of_queries: tuple[Launch, ...] = ()
     of_bias: tuple[Launch, ...] = ()
     if strides.dk is not None:
-        of_keys = (general.keys_gradient(problem, tilings.keys),)
+        of_keys = _keys_gradient(problem, (general.keys_gradient(problem, tilings.keys),))
     if strides.dq is not None:
         of_queries = (general.queries_gradient(problem, tilings.queries),)
+        if writable or not whole:
+            of_queries = _queries_gradient(problem, of_queries, whole)
     if strides.d_bias is not None and not whole:
         of_shared, parts = general.bias_gradient(problem, tilings.bias, parts)
         of_bias = (of_shared,)
-    room = None
-    if by_score and parts <= 1:
-        odd = odd_added(problem, "d_bias")
-        room = RowCopies({"d_bias": odd}) if odd else None
-        if room:
-            problem = replace(problem, strides=strides._replace(**room.strides))
-    writable = by_score and copyable(problem.strides.d_bias, ITEM_SIZES[problem.dtype("bias")])
-    if of_keys:
-        of_keys = _keys_gradient(problem, of_keys)
-    if of_queries and (writable or not whole):
-        of_queries = _queries_gradient(problem, of_queries, whole)
-        of_queries = _in_room(of_queries, room, zeros) if whole else of_queries
-    if tiling and (writable or parts > 1):
-        of_bias = _in_room(_bias_gradient(problem, of_bias, tiling, parts), room, zeros)
+        if tiling and (writable or parts > 1):
+            of_bias = _bias_gradient(problem, of_bias, tiling, parts)
+        of_bias = in_parts(of_bias, problem, parts)
     launches = (general.deltas(problem, padded(problem)), *of_keys, *of_queries, *of_bias)
+    if room:
+        launches = room.around(launches, ("d_bias",), ("d_bias",) if zeros else ())
     if copies:
         launches = copies.around(launches, ("dq", "dk", "dv"))
-    return Plan(BACKWARD, launches, bias_parts=max(parts, 1), bias_starts_at_zero=zeros, exact=False)
+    return Plan(BACKWARD, launches, bias_starts_at_zero=zeros, exact=False)

@@ -6,6 +6,7 @@ from math import prod
 from typing import Any
 
 from einops_fast.backends.triton.attention.arguments import Strides
+from einops_fast.backends.triton.attention.around.parts_sum import in_parts
 from einops_fast.backends.triton.attention.general.plan import bias_sizes, is_whole, parts_of
 from einops_fast.backends.triton.attention.general.tilings import FEW_QUERIES, power
 from einops_fast.backends.triton.attention.launches import BACKWARD, Launch, Plan, Room, launch
@@ -127,4 +128,4 @@ def backward(problem: Problem) -> Plan:
     found, parts = _launch(short_gradients_kernel, problem, strides, sharing, _BACKWARD_PROGRAMS, instead=instead)
     if spec.sinks:
         found = found._replace(rooms=(Room("delta", problem.elements * spec.q_len, accumulator(spec.dtype)),))
-    return Plan(BACKWARD, (found,), bias_parts=parts if summed else 1)
+    return Plan(BACKWARD, in_parts((found,), problem, parts if summed else 1))

@@ -95,29 +95,6 @@ def test_gradients_of_gradients() -> None:
         torch.testing.assert_close(value.double(), wanted, rtol=1e-4, atol=1e-4)
 
 
-def _operator(spec: AttentionSpec, inputs: AttentionInputs) -> Any:
-    return attention_forward(*vars(inputs).values(), *constants(spec))
-
-
-@pytest.mark.parametrize(
-    ("options", "gradients"),
-    [
-        ({"bias": (1, 2, 21, 37), "causal": True, "order": (0, 2, 1, 3)}, True),
-        ({"k_batch": (2, 1), "window": (5, 3), "alignment": "bottom_right", "sinks": (1, 2)}, True),
-        ({"cache": True, "alibi": (1, 2)}, True),
-    ],
-)
-def test_operators_do_the_same(options: dict[str, Any], gradients: bool) -> None:
-    spec, inputs = attention(**options)
-    if spec.cache:
-        inputs.cache_seqlens = torch.tensor([30, 7], dtype=torch.int32, device=DEVICE)
-    with tiles():
-        expected = run(spec, inputs, gradients)
-        found = run(spec, inputs, gradients, _operator)
-    assert all(torch.equal(found[name], value) for name, value in expected.items())
-    assert found["out"].stride() == expected["out"].stride()
-
-
 def test_operators_are_well_formed() -> None:
     spec, inputs = attention((1, 2), 3, 5, head_dim=4, bias=(1, 1, 3, 5), order=(0, 2, 1, 3))
     leaf = leaves(inputs)

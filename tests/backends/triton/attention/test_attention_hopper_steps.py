@@ -20,7 +20,6 @@ from einops_fast.backends.torch.attention import runs as torch_attention_runs
 from einops_fast.backends.triton.attention.around import copyable, mask_bounds
 from einops_fast.backends.triton.attention.hopper import plan as hopper_plan
 from einops_fast.backends.triton.attention.hopper import positions as hopper_positions
-from einops_fast.backends.triton.attention.hopper import shapes as hopper_shapes
 from einops_fast.backends.triton.attention.hopper import tiles as hopper_tiles
 from einops_fast.backends.triton.attention.hopper import tilings as hopper_tilings
 from einops_fast.backends.triton.attention.hopper.call import numbers_of, programs_of
@@ -255,7 +254,7 @@ def test_parts_of_the_gradient_of_a_bias(case: str, parts: int, ran: list[str]) 
 )
 def test_in_how_many_parts_a_gradient_is_summed_up(tiles: int, sharers: int, least: int, most: int) -> None:
     """A few tiles that many elements share keep the device busy only in parts."""
-    assert least <= hopper_shapes.parts_of_sums(tiles, sharers, 132) <= most
+    assert least <= hopper_tilings.parts_of_sums(tiles, sharers, 132) <= most
 
 
 @pytest.mark.parametrize(("length", "copied"), [(1 << 22, True), (1 << 24, False)])

@@ -7,17 +7,15 @@ from typing import Any
 import pytest
 
 from einops_fast.attention.spec import AttentionSpec
-from einops_fast.backends.triton.attention.hopper.shapes import (
+from einops_fast.backends.triton.attention.hopper.tiles import HopperTiling
+from einops_fast.backends.triton.attention.hopper.tilings import (
     Shape,
     bytes_of_one,
     fitting,
-    shared_bytes,
-)
-from einops_fast.backends.triton.attention.hopper.tiles import HopperTiling
-from einops_fast.backends.triton.attention.hopper.tilings import (
     forward_shapes,
     keys_shapes,
     queries_shapes,
+    shared_bytes,
 )
 from einops_fast.backends.triton.attention.problem import Layout, Problem, problem
 from einops_fast.planning.layout import contiguous_strides

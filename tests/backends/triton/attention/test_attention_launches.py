@@ -83,10 +83,9 @@ def test_what_is_launched_otherwise(queued: bool, ran: list[Any]) -> None:
 def test_gradients_and_delta(ran: list[Any]) -> None:
     deltas = Launch(kernel(ran, "delta"), ("d_out", "d_lse", "delta"), (Room("delta", 5),))
     keys = Launch(kernel(ran, "keys"), ("dk", "dv", "d_bias", "delta"))
-    plan = Plan(BACKWARD, (deltas, keys), bias_parts=3)
+    plan = Plan(BACKWARD, (deltas, keys))
     assert plan.run(Rooms(), 0, *ARRAYS, "d_out", None, None, "dk", "dv", "d_bias") == "5 float32"
     assert ran == [("delta", ("d_out", None, "5 float32")), ("keys", ("dk", "dv", "d_bias", "5 float32"))]
-    assert plan.bias_parts == 3
 
 
 def test_launches_on_copies(ran: list[Any]) -> None:

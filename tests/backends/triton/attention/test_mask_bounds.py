@@ -13,9 +13,8 @@ from attention_problems import DEVICE, Poisoned, attention
 from einops_fast.attention.spec import AttentionSpec
 from einops_fast.backends.triton.attention.around import mask_bounds
 from einops_fast.backends.triton.attention.around.mask_bounds import is_bounded
-from einops_fast.backends.triton.attention.hopper.shapes import bytes_of_one, fitting
 from einops_fast.backends.triton.attention.hopper.tiles import HopperTiling
-from einops_fast.backends.triton.attention.hopper.tilings import forward_shapes
+from einops_fast.backends.triton.attention.hopper.tilings import bytes_of_one, fitting, forward_shapes
 from einops_fast.backends.triton.attention.problem import Layout, Problem, problem
 
 SHAPES = [(2, 3, 200, 500), (2, 1, 200, 500), (1, 1, 200, 500), (2, 1, 1, 500), (1, 3, 200, 1), (1, 1, 1, 1)]
