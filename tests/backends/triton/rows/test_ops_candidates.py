@@ -80,7 +80,7 @@ class Forced:
 SHAPES = {
     "short": ((18, 70), "contiguous"),
     "long": ((2, 4100), "contiguous"),
-    "odd, in parts": ((2, 33001), "contiguous"),
+    "odd, in parts": ((2 if DEVICE == "cuda" else 1, 33001), "contiguous"),
     "down": ((40, 24), "reversed"),
 }
 if DEVICE == "cuda":  # Triton's interpreter takes long, knows no alignment, and the parts are odd too
@@ -105,8 +105,7 @@ def test_neighbours_in_different_rows_along_two_axes(name: str, inner: int) -> N
     with mock.patch("einops_fast.backends.torch.operator.on_gpu", return_value=False):
         expected = gradients(function, [leaf(each.double()) for each in tensors])
     with kernels():
-        for found, wanted in zip(gradients(function, tensors), expected, strict=True):
-            assert_near(found, wanted)
+        assert_near(gradients(function, tensors), expected)
 
 
 def others(count: int) -> list[int]:
@@ -133,8 +132,7 @@ def test_candidates(name: str, shape: str) -> None:
             assert forced.most > 1
             to_do += others(forced.most)
         names |= set(forced.names)
-        for each, right, theirs in zip(got, expected, native, strict=True):
-            assert_near(each, right, theirs, 3.0)
+        assert_near(got, expected, native, 3.0)
     assert len(names) >= len(to_do)
 
 
