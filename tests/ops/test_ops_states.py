@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from ops_problems import DEVICE, kernels, leaf, randn, targets
+from ops_problems import DEVICE, kernels, leaf, randn, targets, where
 from torch.utils.checkpoint import checkpoint
 
 from einops_fast import ops
@@ -109,7 +109,7 @@ def test_compiled(name: str, by_kernels: bool) -> None:
     _, function = OPERATORS[name]
     torch.compiler.reset()
     compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
-    with kernels() if by_kernels else nullcontext():
+    with where(by_kernels):
         for rows in (6, 9):
             tensors = operands(rows)
             check_same(compiled(*tensors), function(*tensors), tensors)
@@ -120,7 +120,7 @@ def test_compiled(name: str, by_kernels: bool) -> None:
 def test_a_batch_of_gradients(name: str, by_kernels: bool) -> None:
     """Of several at a time, torch calls the operator for each; what was kept for gradients isn't written over."""
     tensors = operands(dtype="float64")
-    with kernels() if by_kernels else nullcontext():
+    with where(by_kernels):
         result = OPERATORS[name][1](*tensors)
         first = torch.autograd.grad(result.sum(), tensors, retain_graph=True, allow_unused=True)
         wanted = [each for each, gradient in zip(tensors, first, strict=True) if gradient is not None]
