@@ -118,3 +118,9 @@ def rates_of_gpus_when_they_are_asked_for() -> None:
 def device(request: pytest.FixtureRequest) -> str:
     """A device of torch."""
     return str(request.param)
+
+
+@pytest.fixture
+def torch() -> Any:
+    """The module, for tests of modules that don't all need it."""
+    return pytest.importorskip("torch")

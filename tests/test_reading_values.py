@@ -1,7 +1,5 @@
 """Values are read where nobody traces the call, and nothing read is kept: what was decided would hold for others."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

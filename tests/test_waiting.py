@@ -1,7 +1,5 @@
 """What waiting for kernels plans of calls that went to the framework, as on a GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """What libraries say that they can do: torch's own conditions, which hold while a compiler traces a call, too."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Calls on a CPU that are asked in the same words: looked up without being read again, and never the wrong one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

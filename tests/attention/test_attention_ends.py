@@ -1,7 +1,5 @@
 """What lies beyond the ends of sequences, and ends that lie beyond the arrays."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 from unittest import mock

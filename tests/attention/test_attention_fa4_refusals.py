@@ -1,7 +1,5 @@
 """FlashAttention-4 that refuses when it is called, in compiled code too: our own kernels do the call."""
 
-from __future__ import annotations
-
 import sys
 import warnings
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Attention whose lengths change from call to call, on a CPU: right for any, and planned where lengths come back."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

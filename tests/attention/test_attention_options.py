@@ -1,7 +1,5 @@
 """Options of `attention` as numbers of any kind: told apart by value, and said clearly where they are none."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

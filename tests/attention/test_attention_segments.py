@@ -1,7 +1,5 @@
 """Numbers of segments: they are compared with all their bits, whatever integers they are."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """How torch.compile goes through a call of attention: the plan isn't traced where all sizes are known."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Contractions that memory bounds, on a CPU: no stack of interleaved matrices with an extent of 1 is multiplied."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

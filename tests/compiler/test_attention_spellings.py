@@ -1,7 +1,5 @@
 """Attention is found in any spelling, and in nothing else; values and gradients are those of the program."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import attention_masks  # noqa: F401

@@ -1,7 +1,5 @@
 """Chains of contractions are made in the cheapest order, where that is clear for all sizes and nobody sees another."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The backend of torch.compile: what it keeps of a program, and how it is asked for."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Calls of torch's own attention are replaced where ours is faster, with the same values and gradients."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any

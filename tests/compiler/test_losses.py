@@ -1,7 +1,5 @@
 """Cross entropy of a linear layer is fused where there are many logits, which nobody else needs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import fused_programs

@@ -1,7 +1,5 @@
 """Masks that a program makes of sizes become a causal option or a window; others stay masks, with the same values."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

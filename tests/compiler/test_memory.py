@@ -1,7 +1,5 @@
 """Tensors that are written to after a program reads them and before attention would, by any name, through any view."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Attention in drawn spellings, some of them disturbed: values and gradients are right, whether or not it is fused."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Batches of tiny products are multiplied elementwise where the next compiler fuses that; others stay contractions."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import fused_programs

@@ -1,7 +1,5 @@
 """Modules of ours in several processes: gradients under FSDP and DDP are those of one process."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 

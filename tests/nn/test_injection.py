@@ -1,7 +1,5 @@
 """Fused modules in the place of those of BERT, GPT-2 and Llama in transformers."""
 
-from __future__ import annotations
-
 import ast
 import copy
 import doctest

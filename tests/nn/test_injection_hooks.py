@@ -1,7 +1,5 @@
 """Hooks, parametrizations and forwards of a program's own on parts that a replaced module looks past."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from collections.abc import Callable

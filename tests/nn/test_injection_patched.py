@@ -1,7 +1,5 @@
 """Models of which programs have replaced functions or wrapped modules, before or after `nn.optimize`."""
 
-from __future__ import annotations
-
 import functools
 import pickle
 from collections.abc import Callable

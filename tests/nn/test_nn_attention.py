@@ -1,7 +1,5 @@
 """Self-attention from one packed projection, and the modules beside it that transformers and xFormers have."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import Any
 from unittest import mock

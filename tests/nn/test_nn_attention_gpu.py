@@ -1,7 +1,5 @@
 """Attention modules on a GPU: results and gradients, in a CUDA graph, compiled by Inductor."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`MultiHeadAttention` and `CausalSelfAttention`: patterns, logarithms, and what torch does with modules."""
 
-from __future__ import annotations
-
 import io
 from typing import Any
 

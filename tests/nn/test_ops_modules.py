@@ -1,7 +1,5 @@
 """The modules made of the operators: drop-in for torch's, with the same state."""
 
-from __future__ import annotations
-
 import doctest
 from importlib import import_module
 from inspect import signature

@@ -166,8 +166,7 @@ def test_patched_calls_and_those_left_alone(tmp_path):
     assert (left["equation"], left["backend"], left["calls"]) == ("ij,jk->ik", "numpy", "1")
 
 
-def test_gradients_are_recorded_and_pairs_are_inside(tmp_path):
-    torch = pytest.importorskip("torch")
+def test_gradients_are_recorded_and_pairs_are_inside(tmp_path, torch):
     with metrics.record(tmp_path):
         q, k = (torch.randn(2, size, 3, 4, requires_grad=True) for size in (5, 6))
         fast_einsum("bind,bjnd->bnij", q, k).sum().backward()
@@ -230,8 +229,7 @@ def test_events_of_a_device_are_not_held_on_to():
     assert times.median == 1
 
 
-def test_a_torch_event_is_no_host_time(monkeypatch):
-    torch = pytest.importorskip("torch")
+def test_a_torch_event_is_no_host_time(monkeypatch, torch):
     backend = einops_fast.backends.get_backend("torch")
     log = []
 
@@ -300,10 +298,9 @@ def test_a_choice_tells_its_kernel_and_candidates(tmp_path, monkeypatch):
     assert list(kernel_rows(len, 0)) == []
 
 
-def test_kernels_of_a_real_choice(tmp_path, monkeypatch):
+def test_kernels_of_a_real_choice(tmp_path, monkeypatch, torch):
     """A fused step, run by Triton's interpreter, or on a GPU by what was compiled."""
     pytest.importorskip("triton")
-    torch = pytest.importorskip("torch")
     from einops_fast.backends.torch.memory import TorchMemory
     from einops_fast.backends.triton.contraction.choice import Choice
     from einops_fast.planning.steps import Fused, Loop

@@ -1,7 +1,5 @@
 """How far a long run is: lines where nobody looks, a bar on a terminal."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -1,7 +1,5 @@
 """dropout_bias_activation, bias_gelu and linear: kernels and torch's functions."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Kernels along rows that serve any size: right in every layout, also where their tiles are longer than a row."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Arguments of another framework than the input's, or of none: errors that name them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any

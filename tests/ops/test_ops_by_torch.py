@@ -1,7 +1,5 @@
 """What torch's tensors get where there are no kernels: torch's functions, rounded once, and nothing in empty rows."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 from unittest import mock

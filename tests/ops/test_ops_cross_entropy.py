@@ -1,7 +1,5 @@
 """cross_entropy: kernels, torch's functions, other frameworks."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 from unittest import mock

@@ -1,7 +1,5 @@
 """Operands of several dtypes, and autocast: the same by kernels and by torch's functions."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The operators where only a GPU can show it: CUDA graphs, torch.compile, models whose modules are replaced."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """What computes a call is kept for calls like it, and for no others."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any

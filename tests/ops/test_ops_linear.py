@@ -1,7 +1,5 @@
 """linear with its bias and activation in the epilogue of a product's kernel, and by the library."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any

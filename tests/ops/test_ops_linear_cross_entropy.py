@@ -1,7 +1,5 @@
 """linear_cross_entropy: in chunks, with gradients made forward or backward, by kernels and by torch's functions."""
 
-from __future__ import annotations
-
 from functools import partial
 from math import prod
 from typing import Any

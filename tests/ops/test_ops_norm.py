@@ -1,7 +1,5 @@
 """layer_norm, rms_norm and dropout_add_layer_norm: kernels, torch's functions, other frameworks."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from typing import Any

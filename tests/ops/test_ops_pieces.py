@@ -1,7 +1,5 @@
 """Operators on a CPU, piece by piece: as by whole tensors, whatever the sizes, strides, dtypes and derivatives."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from typing import Any

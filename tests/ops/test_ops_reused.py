@@ -1,7 +1,5 @@
 """Tensors that one call takes twice, or that depend on each other: gradients that are kept for more are the same."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any

@@ -1,7 +1,5 @@
 """softmax and log_softmax: the kernels, on a GPU or in Triton's interpreter, torch's functions and other frameworks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Operators under checkpointing, where dropout is drawn again, compiled, and asked for several gradients at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any

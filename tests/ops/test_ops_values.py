@@ -1,7 +1,5 @@
 """What `dropout_add_layer_norm` takes beside rows and weights, approximate GELU, and NaN and infinity on the way."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

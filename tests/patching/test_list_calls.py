@@ -1,7 +1,5 @@
 """Calls of torch's einsum with the operands in a list: as cheap for the host as without it."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """A patched function is the same object to code that compares it, keys tables by it, pickles it or holds it."""
 
-from __future__ import annotations
-
 import pickle
 from contextlib import nullcontext
 from typing import Any

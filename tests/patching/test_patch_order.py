@@ -1,7 +1,5 @@
 """How the results of a patched einsum of torch lie in memory."""
 
-from __future__ import annotations
-
 import torch
 from equations import cases
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """The study of programs: each makes its steps, ours with the losses of eager, and the table tells what they take."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, replace
 from typing import Any
 

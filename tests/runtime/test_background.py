@@ -1,7 +1,5 @@
 """Work in other processes: what comes back, what is lost, and when the processes end."""
 
-from __future__ import annotations
-
 import operator
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Equations whose shapes change from call to call: new shapes go to the framework first, those that come back don't."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What float32 products may be made of: the framework's setting, a block, an argument."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Small attentions for the kernels' tests: a spec and its tensors, checked against the oracle with poisoned memory."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

@@ -3,8 +3,6 @@
 python distributed_modules.py RANK STORE
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable

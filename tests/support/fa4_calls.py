@@ -1,7 +1,5 @@
 """Calls of FlashAttention-4, or of what stands in for it."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A problem for every kind of kernel that contracts, the candidates that are meant by it, and what has these taken."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext

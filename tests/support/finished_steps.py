@@ -1,7 +1,5 @@
 """Products with a bias and an activation in their kernel."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Programs that `einops_fast.compile` gets, beside the same ones in float64."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -6,8 +6,6 @@ announced bytes are those of the hardware, so that a wrong count is a deadlock h
 program is a whole cluster. What is not here: layouts, registers, alignment, and that reading and writing take time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace

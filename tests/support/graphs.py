@@ -1,7 +1,5 @@
 """Calls captured in a CUDA graph."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Small models of transformers, their inputs and their results."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Problems for the kernels that contract, and the check against float64."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from itertools import permutations
 from typing import Any

@@ -1,7 +1,5 @@
 """What kernels are tested with: where they run, random tensors, and memory that holds what no right result does."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """Nested tensors of torch with the jagged layout."""
 
-from __future__ import annotations
-
 import torch
 
 

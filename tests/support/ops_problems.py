@@ -1,7 +1,5 @@
 """What the tests of the operators share: layouts, poisoned memory, kernels wherever they run, error bounds."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any

@@ -1,7 +1,5 @@
 """Triton's interpreter, without what takes most of its time and changes nothing."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Equations, tensors and compiled functions for the tests on torch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`einops-fast tune` and `einops-fast cache import`, without a GPU: kernels are compiled for one that isn't here."""
 
-from __future__ import annotations
-
 from concurrent.futures import Future
 from ctypes.util import find_library
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What is measured ahead on a GPU, and what later calls find of it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

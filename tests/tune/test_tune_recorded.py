@@ -1,7 +1,5 @@
 """What is read of a recorded run, what can be tuned for, and that calls can be made again."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Our own kernels on CuPy's arrays, of a size and by means that make sure they are what runs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path

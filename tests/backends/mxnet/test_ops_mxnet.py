@@ -1,7 +1,5 @@
 """The operators on MXNet's arrays, and NumPy's: gradients, every reduction, hybridized blocks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any

@@ -4,8 +4,6 @@ Derivatives are in `test_torch_autograd`, compilation in `test_torch_compile`. T
 on a GPU take a ``device``; `pytest -m gpu` runs those on CUDA.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext

@@ -1,7 +1,5 @@
 """What autocast converts, beside torch.einsum: whatever is drawn, on a CPU in bfloat16."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

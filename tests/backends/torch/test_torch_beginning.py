@@ -1,7 +1,5 @@
 """Row operators and attention from their first call on: right whatever runs, and by kernels in the end."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """Row operators of many shapes from their first call on: which share kernels, and which begin anew."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """torch.jit.trace and torch.fx.symbolic_trace of einsums: what they record holds for operands of other sizes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

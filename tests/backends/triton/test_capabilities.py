@@ -1,7 +1,5 @@
 """Kernels of each family become machine code for every generation of GPUs, none of which needs to be here."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

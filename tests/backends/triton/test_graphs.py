@@ -3,8 +3,6 @@
 Without a GPU the calls are run again where they would be replayed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -3,8 +3,6 @@
 Each problem has less than 20 GB. What is compared with it is made of slices, one after the other.
 """
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator, Sequence
 from typing import Any

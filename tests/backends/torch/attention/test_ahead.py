@@ -1,7 +1,5 @@
 """Kernels of traced calls are compiled while the rest of a program is: what a call asks for is known from its fakes."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from concurrent.futures import Future

@@ -1,7 +1,5 @@
 """Whole calls of `attention` by the kernels of this package, on arrays as they are given: again and again, changed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any

@@ -1,7 +1,5 @@
 """What attention on a CPU has beyond torch's function: the log of the denominator, and gradients of all of it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """torch.export of attention for lengths that are symbols: the graph holds for all, whatever their relation is."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

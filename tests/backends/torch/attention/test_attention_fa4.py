@@ -3,8 +3,6 @@
 Where flash-attn-4 and a GPU are there, they are tested; else a stand-in tests all that is ours.
 """
 
-from __future__ import annotations
-
 import sys
 from contextlib import nullcontext
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Derivatives of the kernels, first and second, against differences of results in float64."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Libraries' implementations on a GPU against the reference in float64, over the features that each says it has."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

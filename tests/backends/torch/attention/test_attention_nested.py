@@ -1,7 +1,5 @@
 """Attention of torch's nested tensors: jagged in and out, packed, with patterns of further arrays, in modules."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

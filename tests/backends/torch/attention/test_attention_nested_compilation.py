@@ -1,7 +1,5 @@
 """Nested tensors under torch.compile, by this package's kernels."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The attention kernels in torch: dropout, determinism, gradients of gradients, torch.compile."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

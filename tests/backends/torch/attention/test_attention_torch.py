@@ -1,7 +1,5 @@
 """Attention on torch tensors: derivatives, memory, torch's own function, tracing, autocast, modules."""
 
-from __future__ import annotations
-
 import inspect
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Gradients of queries, keys and values that are parts of one tensor: they are parts of one, too."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

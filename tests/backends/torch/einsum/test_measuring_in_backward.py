@@ -3,8 +3,6 @@
 Without a GPU, the clock is a stand-in, and kernels are run by Triton's interpreter.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Views that stand for the negative of what is in memory, as ``z.conj().imag`` is: kernels have to get the values."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -3,8 +3,6 @@
 Tests that could turn out otherwise on a GPU take a ``device``; `pytest -m gpu` runs those on CUDA.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Sequence
 from functools import partial

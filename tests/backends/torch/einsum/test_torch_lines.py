@@ -1,7 +1,5 @@
 """Sums of products of torch's tensors on a CPU where the operands lie along different axes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

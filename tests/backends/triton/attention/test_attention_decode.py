@@ -1,7 +1,5 @@
 """Hopper's own kernel for few queries: on such a GPU, or, where there is none, its source executed by NumPy."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The attention kernels where only a GPU can show it: half precision at full size, graphs, huge arrays."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

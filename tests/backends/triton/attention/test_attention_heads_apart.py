@@ -1,7 +1,5 @@
 """Gradients of keys that several heads share: each head's of its own, and then summed up, where that pays."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

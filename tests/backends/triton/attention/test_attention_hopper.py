@@ -1,7 +1,5 @@
 """Hopper's own attention kernels: they aren't interpreted, so all that runs them needs such a GPU."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Any

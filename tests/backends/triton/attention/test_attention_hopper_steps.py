@@ -1,7 +1,5 @@
 """What Hopper's attention kernels compute, without such a GPU: their sources are executed by NumPy, step by step."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any

@@ -1,7 +1,5 @@
 """Which tiles Hopper's attention kernels have, and that there is room for them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

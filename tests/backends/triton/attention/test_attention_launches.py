@@ -1,7 +1,5 @@
 """What a plan of attention's kernels launches, with which arrays: no kernel runs here."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Attention on operands of any shape and layout: sizes of heads, axes that operands lack, strides, orders."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import permutations

@@ -1,7 +1,5 @@
 """Attention on sequences of several lengths: packed, cached, in pages; few queries; none at all."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate

@@ -1,7 +1,5 @@
 """Biases so low that they stand for masks: of a row that sees nothing else, all keys weigh the same."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

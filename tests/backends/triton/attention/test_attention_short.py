@@ -1,7 +1,5 @@
 """The kernels that have all positions of short attention at once, against float64 and with poisoned memory."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock

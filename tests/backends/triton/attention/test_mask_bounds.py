@@ -1,7 +1,5 @@
 """How far masks show something, which tells Hopper's attention kernels what to leave out."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 from unittest import mock

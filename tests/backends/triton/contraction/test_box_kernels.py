@@ -1,7 +1,5 @@
 """The contraction kernel that has boxes copied by the hardware: on Hopper, and its source on a CPU."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any

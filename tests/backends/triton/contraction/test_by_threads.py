@@ -1,7 +1,5 @@
 """The contraction kernel by threads, executed by NumPy: what it computes, whatever the tiles."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """How a way to run a step is chosen: by prediction, by measurement, from disk."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """From an equation to our own kernels, whatever is drawn: on a GPU, or in Triton's interpreter without one."""
 
-from __future__ import annotations
-
 import itertools
 import random
 import threading

@@ -1,7 +1,5 @@
 """Every kind of kernel that contracts is a candidate for a problem, and computes it: the same bits at every run."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """Which of two kernels begins while the other one ends."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Kernels that are told sizes and strides when they run: right for all layouts, and few for many lengths."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Our own kernels on integers: exactly what NumPy's einsum gives in the same dtype, where numbers wrap around, too."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Our own kernels against float64, every tiling: on a GPU, or in Triton's interpreter where there is none."""
 
-from __future__ import annotations
-
 import random
 import zlib
 from collections.abc import Sequence

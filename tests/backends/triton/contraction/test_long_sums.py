@@ -1,7 +1,5 @@
 """Sums of many products in float32 without tensor cores: what is rounded off doesn't grow as one long sum's error."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

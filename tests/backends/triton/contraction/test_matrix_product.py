@@ -1,7 +1,5 @@
 """Float32 products in TF32: factors are rounded as by the framework, and not cut off as by tensor cores."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Contractions on a GPU from their first call on: right whatever runs, and by a kernel in the end."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from pathlib import Path

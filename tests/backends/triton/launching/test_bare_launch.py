@@ -1,7 +1,5 @@
 """What a GPU's driver is called with, past Triton's launcher and by it, is the same; a driver without a GPU tells."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

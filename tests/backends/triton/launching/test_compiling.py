@@ -1,7 +1,5 @@
 """Kernels that LLVM or ptxas would not compile as they say."""
 
-from __future__ import annotations
-
 from unittest import mock
 
 import pytest

@@ -1,7 +1,5 @@
 """Few compiled kernels serve many lengths: what 40 lengths of one call are compiled for is counted, by kernel."""
 
-from __future__ import annotations
-
 from ctypes.util import find_library
 from pathlib import Path
 

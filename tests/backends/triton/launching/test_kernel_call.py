@@ -1,7 +1,5 @@
 """The launcher on a CPU: what Triton's launcher is called with, and what is made again."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 from unittest import mock
 

@@ -1,7 +1,5 @@
 """A rehearsal lists what a call and its gradients launch; that is compiled for a GPU in a process that has none."""
 
-from __future__ import annotations
-
 from ctypes.util import find_library
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """How one of several ways to run an operator's kernels is chosen: by the rule, by measurement, from disk."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any

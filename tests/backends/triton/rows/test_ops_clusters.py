@@ -1,7 +1,5 @@
 """Long rows shared by clusters: on a GPU, or executed by NumPy, where a program is a whole cluster."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial

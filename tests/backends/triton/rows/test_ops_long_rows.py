@@ -1,7 +1,5 @@
 """Rows of a million elements and three, which nothing divides: by every operator that works along rows, both ways."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
