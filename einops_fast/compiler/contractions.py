@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 from torch.fx import Node
 
 from einops_fast.compiler.constants import constant_of
-from einops_fast.compiler.equations import read_einsum
 from einops_fast.compiler.nest import Dims, Label, expanded, fresh
-from einops_fast.compiler.nodes import argument, axis_of, expression, name_of, shape_of, source_of
+from einops_fast.compiler.nodes import argument, axis_of, expression, name_of, read_einsum, shape_of, source_of
 from einops_fast.compiler.views import broadcast
 from einops_fast.planning.notation import Subscripts, parse
 

@@ -8,9 +8,17 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from einops_fast.compiler.equations import read_einsum
 from einops_fast.compiler.nest import Dims, expanded, regrouped
-from einops_fast.compiler.nodes import argument, dtype_of, expression, name_of, same_size, shape_of, source_of
+from einops_fast.compiler.nodes import (
+    argument,
+    dtype_of,
+    expression,
+    name_of,
+    read_einsum,
+    same_size,
+    shape_of,
+    source_of,
+)
 
 __all__ = ["broadcast", "followed", "is_cast", "permutation_of", "seen_through"]
 

@@ -7,9 +7,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from einops_fast import ops
-from einops_fast.nn import loss as losses
-from einops_fast.nn import norm as norms
-from einops_fast.nn import softmax as softmaxes
+from einops_fast.nn import layers
 from einops_fast.nn.injection.conditions import (
     activation_name,
     activation_of,
@@ -40,14 +38,14 @@ class LayerNorm(Replacement):
     """torch's."""
 
     does = "ops.layer_norm"
-    fused = norms.LayerNorm.forward
+    fused = layers.LayerNorm.forward
 
 
 class RMSNorm(Replacement):
     """torch's."""
 
     does = "ops.rms_norm"
-    fused = norms.RMSNorm.forward
+    fused = layers.RMSNorm.forward
 
 
 class LlamaNorm(Replacement):
@@ -88,21 +86,21 @@ class Softmax(_Softmax):
     """torch's."""
 
     does = "ops.softmax"
-    fused = softmaxes.Softmax.forward
+    fused = layers.Softmax.forward
 
 
 class LogSoftmax(_Softmax):
     """torch's."""
 
     does = "ops.log_softmax"
-    fused = softmaxes.LogSoftmax.forward
+    fused = layers.LogSoftmax.forward
 
 
 class CrossEntropyLoss(Replacement):
     """torch's."""
 
     does = "ops.cross_entropy"
-    fused = losses.CrossEntropyLoss.forward
+    fused = layers.CrossEntropyLoss.forward
 
     @classmethod
     def members(cls, original: type[nn.Module]) -> dict[str, Any]:
