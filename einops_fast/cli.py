@@ -327,7 +327,9 @@ def _cache(options: argparse.Namespace) -> int:
         if options.json:
             print(json.dumps([{**vars(entry), "path": str(entry.path)} for entry in entries], indent=2))
         elif entries:
-            print_table(["problem", "device", "dtype", "choice", "time, µs"], sorted(map(_cells, entries)))
+            print_table(
+                ["problem", "device", "dtype", "choice", "time, µs"], sorted(map(_cells, entries)), ["time, µs"]
+            )
         else:
             print(f"there are no entries in {folder}")
     return 0
@@ -359,7 +361,7 @@ def _device(options: argparse.Namespace) -> int:
             rows.append([f"matrix product in {dtype}", known, "TFLOP/s", f"{rate / 1e12:.1f}"])
         rows.append(["short kernel in a queue", origin, "µs", f"{rates.call * 1e6:.2f}"])
         rows.append(["library call, the host's time", origin, "µs", f"{rates.again * 1e6:.2f}"])
-        print_table(["rate", "from", "unit", "value"], rows)
+        print_table(["rate", "from", "unit", "value"], rows, ["value"])
     return _refuse(f"other work disturbed the measuring of {', '.join(undone)}") if undone else 0
 
 

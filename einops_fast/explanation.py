@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from einops_fast.observing.tables import aligned
 from einops_fast.planning.chains import chain_of
 from einops_fast.planning.cost import ITEM_SIZES, StepCost
 from einops_fast.planning.plan import Plan
 from einops_fast.planning.steps import Arrange, Cast, Contraction, Fused, Gemm, Multiply, Native, Step, Sum, View
 
-__all__ = ["Explanation", "StepReport", "aligned", "explanation_of", "scaled"]
+__all__ = ["Explanation", "StepReport", "explanation_of", "scaled"]
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,7 @@ class Explanation:
         ]
         totals = scaled(self.flops, ""), scaled(self.moved_bytes, "B"), scaled(self.copied_bytes, "B")
         rows.append(["", "total", "", "", "", *totals, scaled(self.seconds, "s")])
-        lines += ["", *aligned(rows)]
+        lines += ["", *aligned(rows, left=5)]
         notes = [
             f"slot {step.slot}: operand {read} {words}"
             for step in self.steps
@@ -236,15 +237,3 @@ def scaled(value: float, unit: str) -> str:
         if value >= scale:
             return f"{value / scale:.3g} {prefix}{unit}".strip()
     return f"{value / 1e-9:.3g} n{unit}"
-
-
-def aligned(rows: Sequence[Sequence[str]], left: int = 5) -> list[str]:
-    """Cells as lines of columns, of which the first ``left`` are text and the others numbers."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return [
-        "  ".join(
-            cell.ljust(width) if column < left else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]

@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from einops_fast.errors import EinsumError
-from einops_fast.observing import observers
+from einops_fast.observing.observers import recording, start
 from einops_fast.observing.recording import Recorder, current_label
 from einops_fast.runtime.blocks import Block, Setting, holding
 
@@ -67,12 +67,10 @@ def record(folder: str | os.PathLike[str], tables: Collection[str] = TABLES) -> 
 
 @contextmanager
 def _record(folder: str | os.PathLike[str], tables: Collection[str]) -> Iterator[Recorder]:
-    recorder = Recorder()
-    observers.start(recorder)
     try:
-        yield recorder
+        with recording() as recorder:
+            yield recorder
     finally:
-        observers.stop(recorder)
         write(recorder, folder, tables)
 
 
@@ -142,10 +140,8 @@ def start_from_environment() -> None:
             stacklevel=2,
         )
         return
-    recorder = Recorder()
-    observers.start(recorder)
     # Relative to where the program was started, wherever it is by then.
-    atexit.register(_write_at_end, recorder, os.path.abspath(folder), tables)
+    atexit.register(_write_at_end, start(), os.path.abspath(folder), tables)
 
 
 def _write_at_end(recorder: Recorder, folder: str, tables: Collection[str]) -> None:

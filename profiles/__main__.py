@@ -12,7 +12,6 @@ from einops_fast.profiles.cases import ITEM_SIZES, AnyCase, parts
 from einops_fast.profiles.compare import Run, run_studies
 from einops_fast.profiles.frameworks import FRAMEWORKS
 from einops_fast.profiles.reporting.records import Options
-from einops_fast.profiles.reporting.report import check_rich
 from einops_fast.profiles.reporting.results import read_result, reports_folder
 from einops_fast.profiles.studies import STUDIES
 
@@ -24,15 +23,7 @@ FAMILIES = tuple(dict.fromkeys(name for study in STUDIES.values() for name in st
 
 
 def main(arguments: Sequence[str] | None = None, command: str = "python -m einops_fast.profiles") -> int:
-    """Run the studies that are asked for; 0 if all their results were right.
-
-    Args:
-        arguments: what follows the command's name; by default this process's own arguments.
-        command: its name.
-
-    Raises:
-        SystemExit: by argparse, for arguments that are wrong.
-    """
+    """Run the studies that are asked for; 0 if all their results were right."""
     parser = _parser(command)
     given = parser.parse_args(arguments)
     try:
@@ -57,8 +48,7 @@ def main(arguments: Sequence[str] | None = None, command: str = "python -m einop
         )
         if given.threads < 0:
             raise ValueError(f"--threads {given.threads}: give a number from 1 on, or 0 for all")
-        # Found out now, not when hours of measuring are to be kept; what is lacking before there is a folder.
-        check_rich()
+        # Found out now, not when hours of measuring are to be kept.
         given.out.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=given.out):
             pass
@@ -118,11 +108,7 @@ def _parser(command: str) -> argparse.ArgumentParser:
 
 
 def _studies(given: argparse.Namespace) -> list[str]:
-    """Return the studies to run: of all, those that have such cases.
-
-    Raises:
-        ValueError: no study has such cases, or none has a name with one of the parts asked for.
-    """
+    """Return the studies to run: of all, those that have such cases."""
     asked = list(STUDIES) if given.study == EVERY_STUDY else [given.study]
     # A name without a suffix was meant for a family.
     is_file = bool(Path(given.cases).suffix) or Path(given.cases).exists()

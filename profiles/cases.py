@@ -271,11 +271,7 @@ Kind = TypeVar("Kind", bound=AnyCase)
 
 
 def select(cases: Sequence[Kind], only: str) -> tuple[Kind, ...]:
-    """The cases whose names have any of the parts in ``only``, or all of them; a number is one of the problems'.
-
-    Raises:
-        ValueError: there is none.
-    """
+    """The cases whose names have any of the parts in ``only``, or all of them; a number is one of the problems'."""
     wanted = parts(only)
     found = tuple(case for case in cases if not wanted or any(part in case.name for part in wanted))
     if not found:

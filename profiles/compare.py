@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
+from einops_fast.observing.progress import progress
 from einops_fast.profiles.frameworks import installed
+from einops_fast.profiles.processes import run_worker
 from einops_fast.profiles.reporting import report
 from einops_fast.profiles.reporting.earlier import check_same_machine, compared, earlier_result, finished
 from einops_fast.profiles.reporting.html_report import html_page
@@ -19,10 +22,6 @@ from einops_fast.profiles.reporting.records import ALL, Ceiling, Extent, Machine
 from einops_fast.profiles.reporting.results import Result
 from einops_fast.profiles.studies import STUDIES
 from einops_fast.profiles.timing.limits import interrupts
-from einops_fast.profiles.worker import run_worker
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 __all__ = ["Outcome", "Run", "run_studies", "run_study"]
 
@@ -85,11 +84,7 @@ class _Found:
 
 
 def run_studies(names: Sequence[str], run: Run) -> int:
-    """Run studies one after another, and put all that they found on one page; 0 if all results were right.
-
-    Raises:
-        ValueError: a result to go on from isn't of the same kind of run.
-    """
+    """Run studies one after another, and put all that they found on one page; 0 if all results were right."""
     outcomes = []
     for name in names:
         outcomes.append(run_study(name, run))
@@ -99,24 +94,25 @@ def run_studies(names: Sequence[str], run: Run) -> int:
     if results:
         page = run.folder / ("report.html" if all(result.whole for result in results) else "report-partial.html")
         page.write_text(html_page(results), encoding="utf-8")
-        report.console().print(f"wrote {page}", highlight=False)
+        with _lasting():
+            print(f"wrote {page}")
     return max(outcome.status for outcome in outcomes)
 
 
 def run_study(name: str, run: Run) -> Outcome:
     """Measure in one process per framework, one after another; keep, draw and show what they found."""
-    to = report.console()
     before = earlier_result(run.resumed, name)
     options = replace(run.options, done=() if before is None else finished(before, run.options))
     found = _begun(before, options.done)
     wanted = list(run.frameworks or filter(installed, STUDIES[name].frameworks))
     interrupted = False
     try:
-        with interrupts(), _progress(to, name) as show:
+        with interrupts(), progress() as told:
             for framework in wanted:
                 for record in run_worker(name, framework, options):
                     found.add(record)
-                    show(found, record)
+                    now = f"{record.task} {record.what}" if isinstance(record, Row) else ""
+                    told(name, found.done, found.expected, now)
     except KeyboardInterrupt:
         interrupted = True
         found.notes.append(_INTERRUPTED)
@@ -135,9 +131,10 @@ def run_study(name: str, run: Run) -> Outcome:
         base = report.slug(f"{name}{cases}", report.measured_on(found.machines))
         paths = report.save(run.folder / "-".join((base, *options.dtypes)), result, tables)
         paths += draw(result, run.folder / base) if result.whole else []
-    _show(to, tables, found, rows, run.verbose)
-    for path in paths:
-        to.print(f"wrote {path}", highlight=False)
+    with _lasting():
+        _show(tables, found, rows, run.verbose)
+        for path in paths:
+            print(f"wrote {path}")
     failed = result is None or any(row.failure and not row.guest for row in rows)
     return Outcome(INTERRUPTED if interrupted else int(failed), result)
 
@@ -157,32 +154,6 @@ def _begun(before: Result | None, done: Sequence[str]) -> _Found:
         found.notes.append(f"{len(done)} of the cases are of an earlier run, of {before.date}.")
         found.expected = found.done
     return found
-
-
-@contextmanager
-def _progress(to: Console, study: str) -> Iterator[Any]:
-    """Show a bar of the cases that are done, with the time that is left, on a terminal and while it lasts."""
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (
-        TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-        TextColumn("ETA"), TimeRemainingColumn(),
-    )  # fmt: skip
-    with Progress(*columns, console=to, transient=True, disable=not to.is_terminal) as bar:
-        task = bar.add_task(study, total=None)
-
-        def show(found: _Found, record: Record) -> None:
-            told = f"{record.task} {record.what}" if isinstance(record, Row) else ""
-            bar.update(task, total=found.expected or None, completed=found.done, description=f"{study}: {told}")
-
-        yield show
 
 
 def _is_whole(name: str, run: Run) -> bool:
@@ -216,13 +187,25 @@ def _result(
     )
 
 
-def _show(to: Console, tables: Sequence[report.Table], found: _Found, rows: Sequence[Row], verbose: bool) -> None:
+@contextmanager
+def _lasting() -> Iterator[None]:
+    """Print what any standard output can encode, and nothing more once nobody reads: what is measured is kept."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+
+
+def _show(tables: Sequence[report.Table], found: _Found, rows: Sequence[Row], verbose: bool) -> None:
     environment = {each.framework: each.environment for each in found.machines if each.environment}
     for table in (*tables, report.skips_table(rows), report.environment_table(environment)):
         if table.cells:
-            report.print_table(to, table)
-    for note in dict.fromkeys(found.notes):
-        to.print(note, highlight=False, markup=False)
+            report.show(table)
+    print(*dict.fromkeys(found.notes), sep="\n")
     for row in rows:
         if verbose and row.details:
-            to.print(f"\n{row.task} {row.what}:\n{row.details.rstrip()}", highlight=False, markup=False)
+            print(f"\n{row.task} {row.what}:\n{row.details.rstrip()}")

@@ -7,8 +7,10 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from einops_fast.backends.gpu_driver import gpu_properties
 from einops_fast.profiles.timing.clocks import Clock, EventClock, HostClock
-from einops_fast.profiles.timing.processors import available_threads, cpu_name, gpu_count
+from einops_fast.profiles.timing.processors import cpu_name
+from einops_fast.runtime.background import processors
 
 if TYPE_CHECKING:
     import numpy as np
@@ -299,16 +301,12 @@ def installed(name: str) -> bool:
 
 
 def load(name: str, device: str = "cpu", threads: int | None = None) -> Framework:
-    """Import a framework for use on ``device`` (``cpu`` or ``gpu``) with ``threads`` threads (default: all).
-
-    Raises:
-        Unavailable: the framework or the device isn't here.
-    """
+    """Import a framework for use on ``device`` (``cpu`` or ``gpu``) with ``threads`` threads (default: all)."""
     if not installed(name):
         raise Unavailable(f"{name} isn't installed")
-    return FRAMEWORKS[name](device, threads or available_threads())
+    return FRAMEWORKS[name](device, threads or processors())
 
 
 def default_device(name: str) -> str:
     """``gpu`` where this machine has one that the framework can use, else ``cpu``."""
-    return "gpu" if name == "cupy" or (name != "numpy" and gpu_count()) else "cpu"
+    return "gpu" if name == "cupy" or (name != "numpy" and gpu_properties()) else "cpu"

@@ -27,10 +27,7 @@ class BadCases(ValueError):
 
 
 def read_cases(path: Path) -> tuple[Case, ...]:
-    """The cases of a file.
-
-    Raises:
-        BadCases: it can't be read, or holds something that is no case.
+    """Return the cases of a file, or raise :class:`BadCases`.
 
     Example:
         >>> import tempfile

@@ -25,8 +25,9 @@ sys.path.insert(0, str(next(path for path in Path(__file__).resolve().parents if
 # These import no framework; what does comes after the number of threads is set.
 from einops_fast.profiles import frameworks
 from einops_fast.profiles.cases import ITEM_SIZES, MODES, PROBLEMS
-from einops_fast.profiles.timing.processors import available_threads, thread_environment
+from einops_fast.profiles.timing.processors import thread_environment
 from einops_fast.profiles.timing.ranges import is_watched, ranged, recorded
+from einops_fast.runtime.background import processors
 
 if TYPE_CHECKING:
     from einops_fast.profiles.frameworks import Framework
@@ -38,7 +39,7 @@ MOST_CALLS = 100
 def main(arguments: list[str] | None = None) -> int:
     """Run one mode of one problem: 0 if its result is right, 1 if it is wrong, 2 if it can't run here."""
     options = _parser().parse_args(arguments)
-    threads = options.threads or available_threads()
+    threads = options.threads or processors()
     os.environ.update(thread_environment(threads))
     device = options.device or frameworks.default_device(options.framework)
     case = PROBLEMS[options.problem]

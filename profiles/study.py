@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from einops_fast.profiles.cases import AnyCase, select
 from einops_fast.profiles.frameworks import Framework, Unavailable
 from einops_fast.profiles.own_cases import read_cases
-from einops_fast.profiles.processes import run_ahead
+from einops_fast.profiles.processes import Job, run_ahead
 from einops_fast.profiles.profilers.traces import watched
 from einops_fast.profiles.reporting.cells import comparison, lines_of
 from einops_fast.profiles.reporting.charts import Chart, general_charts
@@ -77,6 +77,7 @@ class Study(ABC):
     # how long to measure, by device.
     efforts: Mapping[str, runner.Effort] = {"cpu": runner.FULL, "gpu": runner.BRIEF}
     hides_launches: bool = False  # on a GPU, the host queues a whole call before its time begins
+    drawn: bool = True  # its rows have one time each, for charts
     profiled: bool = False  # the kernels of each call are looked at too
     compiled: tuple[str, ...] = ()  # ways that are compiled before anything is timed, within `ahead_seconds`
     ahead_seconds: float = 120.0
@@ -116,7 +117,7 @@ class Study(ABC):
     def charts(self, rows: Sequence[Row], ceilings: Sequence[Ceiling]) -> list[Chart]:
         """The charts of what was measured, with names for files: of forward calls, per framework and dtype."""
         reached = {(each.framework, each.dtype): each for each in ceilings}
-        groups = _groups(row for row in rows if not row.backward and row.dtype)
+        groups = _groups(row for row in rows if self.drawn and not row.backward and row.dtype)
         several = len({framework for framework, _ in groups}) > 1
         charts = []
         for (framework, dtype), group in groups.items():
@@ -286,7 +287,11 @@ class Study(ABC):
         [way] = self.ways(task)
         return way, bind(way, self.inputs(task, way.framework, 1))
 
-    # Compiling ahead
+    # In other processes
+
+    def do(self, job: Job) -> Iterator[Any]:
+        """Do a job that the study has begun, in this process: what is found, as records."""
+        raise NotImplementedError(f"the study {self.name!r} begins no jobs")
 
     def compiler(self, framework: Any) -> Compiler | None:
         """What compiles for torch within the time that there is for it."""

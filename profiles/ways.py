@@ -86,11 +86,7 @@ class Compiler:
     def compiled(
         self, call: Callable[..., Any], operands: Sequence[Any], name: str, *, fullgraph: bool = True
     ) -> Callable[..., Any]:
-        """The function compiled, by a first call; ``fullgraph`` fails where something isn't compiled.
-
-        Raises:
-            TimeoutError: it took too long, or all before it have.
-        """
+        """The function compiled, by a first call; ``fullgraph`` fails where something isn't compiled."""
         if self._left <= 0:
             raise TimeoutError("the time for compilations is used up")
         # Equations are variants of one function to Dynamo, which after a few of them gives up.

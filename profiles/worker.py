@@ -1,17 +1,14 @@
-"""One process per framework, so that imports and thread settings don't disturb each other.
+"""A further process: ``python -m einops_fast.profiles.worker STUDY FRAMEWORK OPTIONS`` prints a record a line.
 
-The parent starts ``python -m einops_fast.profiles.worker STUDY FRAMEWORK OPTIONS`` and reads a record a line; with
-``ahead`` and jobs in place of the others, the process calls these once, for what compilers leave on disk.
+With ``ahead`` and jobs in place of the others, the process calls these once, for what compilers leave on disk; with
+``job`` and one job, it prints what that has found, a line at a time, and goes on when it gets one.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
 import sys
-import tempfile
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -19,44 +16,12 @@ from dataclasses import asdict
 from typing import Any
 
 from einops_fast.profiles import frameworks
-from einops_fast.profiles.processes import WORKER, surroundings
-from einops_fast.profiles.reporting.records import Machine, Options, Record, decode, encode, skipped
+from einops_fast.profiles.processes import Job
+from einops_fast.profiles.reporting.records import Machine, Options, Record, encode, skipped
 from einops_fast.profiles.studies import STUDIES
 from einops_fast.profiles.timing.environment import environment, versions
-from einops_fast.profiles.timing.processors import available_threads, thread_environment
 
-__all__ = ["call_ahead", "run_worker"]
-
-# Statuses of a process that was asked to end; the last is its own after Ctrl-C.
-STOPPED = (-signal.SIGTERM, -signal.SIGINT, 130)
-
-
-def run_worker(study: str, framework: str, options: Options) -> Iterator[Record]:
-    """Measure in a process of its own; records come as they are made.
-
-    Raises:
-        KeyboardInterrupt: someone has stopped the process.
-    """
-    threads = options.threads or available_threads()
-    command = [sys.executable, "-m", WORKER, study, framework, json.dumps(asdict(options))]
-    settings = surroundings(thread_environment(threads))
-    with (
-        tempfile.TemporaryFile("w+") as complaints,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=complaints, text=True, env=settings) as process,
-    ):
-        assert process.stdout is not None
-        try:
-            yield from map(decode, process.stdout)
-        except BaseException:
-            # Whoever reads has stopped, by Ctrl-C or otherwise: so does the work.
-            process.terminate()
-            raise
-        if process.wait() in STOPPED:
-            raise KeyboardInterrupt
-        if process.returncode != 0:
-            complaints.seek(0)
-            why = f"the process ended with status {process.returncode}"
-            yield skipped(framework, "everything after", why, details=complaints.read()[-4000:].strip(), guest=False)
+__all__ = ["call_ahead"]
 
 
 def measured(study: str, name: str, options: Options) -> Iterator[Record]:
@@ -82,14 +47,18 @@ def call_ahead(study: str, jobs: Sequence[Sequence[Any]]) -> None:
 
 def main(study: str, what: str, given: str) -> None:
     """Do what the parent asks for, and print records."""
-    if what == "ahead":
-        call_ahead(study, json.loads(given))
-        return
     # Frameworks print what they like to standard output: records take it for themselves.
     with os.fdopen(os.dup(1), "w", buffering=1) as records:
         os.dup2(2, 1)
-        for record in measured(study, what, Options(**json.loads(given))):
-            print(encode(record), file=records)
+        if what == "ahead":
+            call_ahead(study, json.loads(given))
+        elif what == "job":
+            for found in STUDIES[study].do(Job(**json.loads(given))):
+                print(json.dumps(asdict(found)), file=records)
+                sys.stdin.readline()
+        else:
+            for record in measured(study, what, Options(**json.loads(given))):
+                print(encode(record), file=records)
 
 
 if __name__ == "__main__":

@@ -3,8 +3,9 @@
 import functools
 import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import suppress
+from typing import Any
 
 # Threads that wait keep no processor from those of other workers. Read when the first library with threads is loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -48,6 +49,20 @@ else:
     os.environ.setdefault("TRITON_INTERPRET", "1")
     with suppress(ImportError):
         hurry()
+
+
+_OPTIONAL = {"torch", "triton", "transformers", "mxnet", "cupy"}
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, pytest.CollectReport, Any]:
+    """Skip what imports a framework that isn't installed."""
+    report = yield
+    error = report.call.excinfo and report.call.excinfo.value.__cause__  # type: ignore[attr-defined]
+    if isinstance(error, ModuleNotFoundError) and error.name in _OPTIONAL:
+        report.outcome = "skipped"
+        report.longrepr = str(collector.path), 0, f"Skipped: {error.name} isn't installed"
+    return report
 
 
 def pytest_collection_finish() -> None:
@@ -103,3 +118,9 @@ def rates_of_gpus_when_they_are_asked_for() -> None:
 def device(request: pytest.FixtureRequest) -> str:
     """A device of torch."""
     return str(request.param)
+
+
+@pytest.fixture
+def torch() -> Any:
+    """The module, for tests of modules that don't all need it."""
+    return pytest.importorskip("torch")

@@ -1,7 +1,5 @@
 """Spellings of labels, options and paths that NumPy's einsum takes, and those that it refuses."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

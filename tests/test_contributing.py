@@ -1,7 +1,5 @@
 """The documents for contributors: their form, and that the files they name exist."""
 
-from __future__ import annotations
-
 import re
 from configparser import ConfigParser
 from pathlib import Path

@@ -3,8 +3,6 @@
 On a GPU these problems are the library's, as they are small; what our own kernels make of any is in `test_engine`.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Errors name what is wrong and where, and are of the classes that callers of any framework's einsum expect."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 
@@ -176,8 +174,7 @@ def test_long_equations_are_shown_in_part() -> None:
 # ---- torch
 
 
-def test_operands_of_two_frameworks() -> None:
-    torch = pytest.importorskip("torch")
+def test_operands_of_two_frameworks(torch: Any) -> None:
     tensor = torch.ones(3)
     for args, names in [((V, tensor), "numpy and torch"), ((tensor, V), "torch and numpy")]:
         error = error_of("i,i->", *args)
@@ -185,8 +182,7 @@ def test_operands_of_two_frameworks() -> None:
         assert f"operands 0 and 1 are of two frameworks, {names}" in str(error)
 
 
-def test_operands_on_two_devices() -> None:
-    torch = pytest.importorskip("torch")
+def test_operands_on_two_devices(torch: Any) -> None:
     error = error_of("i,i,i->", torch.ones(3), torch.ones(3), torch.ones(3, device="meta"))
     assert type(error) is OperandError
     assert "operands 0 and 2 are on two devices, cpu and meta" in str(error)
@@ -204,15 +200,13 @@ def test_operands_on_two_devices() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_does_not_go_with_tensors(others: list[Any], options: dict[str, Any], problem: str) -> None:
-    torch = pytest.importorskip("torch")
+def test_what_does_not_go_with_tensors(others: list[Any], options: dict[str, Any], problem: str, torch: Any) -> None:
     error = error_of("i,i->i" if others else "i->i", torch.ones(3), *others, **options)
     assert type(error) is OperandError
     assert problem in str(error)
 
 
-def test_out_that_does_not_fit_a_tensor() -> None:
-    torch = pytest.importorskip("torch")
+def test_out_that_does_not_fit_a_tensor(torch: Any) -> None:
     for out, problem in [
         (torch.ones(2), "out has shape (2,), the result (3,)"),
         (torch.ones(3, dtype=torch.int64), "casting='safe' doesn't convert torch.float32 to out's torch.int64"),
@@ -234,8 +228,7 @@ def test_out_that_does_not_fit_a_tensor() -> None:
         ("ij,ij->", "complex32"),
     ],
 )
-def test_dtypes_that_torch_does_not_compute_in(equation: str, dtype: str, options: dict[str, Any]) -> None:
-    torch = pytest.importorskip("torch")
+def test_dtypes_that_torch_does_not_compute_in(equation: str, dtype: str, options: dict[str, Any], torch: Any) -> None:
     terms = equation.partition("->")[0].split(",")
     ones = [torch.ones([2] * len(term)).to(getattr(torch, dtype)) for term in terms]
     error = error_of(equation, *ones, **options)
@@ -247,8 +240,7 @@ def test_dtypes_that_torch_does_not_compute_in(equation: str, dtype: str, option
 
 
 @pytest.mark.parametrize("dtype", ["bool", "uint16", "float8_e4m3fn", "complex32", "uint4", "quint8"])
-def test_dtypes_that_torch_cannot_be_asked_for(dtype: str) -> None:
-    torch = pytest.importorskip("torch")
+def test_dtypes_that_torch_cannot_be_asked_for(dtype: str, torch: Any) -> None:
     a = torch.ones(2, 2)
     error = error_of("ij,jk->ik", a, a, dtype=getattr(torch, dtype), casting="unsafe")
     assert str(error).startswith(f"dtype= is {dtype}, in which torch can't compute 'ij,jk->ik' on cpu")
@@ -257,8 +249,7 @@ def test_dtypes_that_torch_cannot_be_asked_for(dtype: str) -> None:
 @pytest.mark.filterwarnings("ignore:.*")
 @pytest.mark.parametrize("options", [{}, {"dtype": "float64"}], ids=str)
 @pytest.mark.parametrize("kind", ["sparse_coo", "sparse_csr", "_mkldnn", "nested", "jagged", "quantized"])
-def test_layouts_that_torch_does_not_compute_with(kind: str, options: dict[str, Any]) -> None:
-    torch = pytest.importorskip("torch")
+def test_layouts_that_torch_does_not_compute_with(kind: str, options: dict[str, Any], torch: Any) -> None:
     a, options = torch.ones(2, 2), {name: getattr(torch, value) for name, value in options.items()}
     equation, whole = "ij,jk->ik", a
     if kind in ("nested", "jagged"):
@@ -273,8 +264,7 @@ def test_layouts_that_torch_does_not_compute_with(kind: str, options: dict[str, 
     assert re.match(r"operand 1 is a (nested |quantized )?tensor of (layout|dtype) torch\.", str(error))
 
 
-def test_out_that_torch_cannot_write_to() -> None:
-    torch = pytest.importorskip("torch")
+def test_out_that_torch_cannot_write_to(torch: Any) -> None:
     a = torch.ones(2, 2)
     for operand, out, problem in (
         (a, torch.empty(2, 2, dtype=torch.uint4), "out is a tensor of dtype torch.uint4, to which torch can't write"),
@@ -286,8 +276,7 @@ def test_out_that_torch_cannot_write_to() -> None:
         assert problem in str(error)
 
 
-def test_errors_of_subclasses_pass_through() -> None:
-    torch = pytest.importorskip("torch")
+def test_errors_of_subclasses_pass_through(torch: Any) -> None:
 
     class Refusing(torch.Tensor):
         @classmethod

@@ -16,11 +16,6 @@ from einops_fast.einsum import plan_arguments
 from einops_fast.runtime.constants import cheapest_folding
 
 
-@pytest.fixture
-def torch():
-    return pytest.importorskip("torch")
-
-
 @pytest.fixture(params=["numpy", "torch", "mxnet"])
 def make(request):
     """Makes an array of each framework from NumPy's."""

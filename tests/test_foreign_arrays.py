@@ -1,7 +1,5 @@
 """Arrays that no backend owns: functions are dispatched to them as NumPy does it, or the call is refused."""
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Callable
 from typing import Any

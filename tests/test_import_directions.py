@@ -1,7 +1,5 @@
 """Which folders import which, and that no files import each other in a circle."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import re
@@ -59,7 +57,7 @@ IMPORTED = {
         "face words planning runtime observing attention backends backends.torch backends.torch.attention "
         "backends.torch.ops backends.triton.launching backends.triton.contraction"
     ),
-    "profiles": "face words runtime attention ops nn backends",
+    "profiles": "face words runtime observing attention ops nn backends",
     "backends": "face words planning runtime patching",
     "backends.cupy": "planning runtime backends",
     "backends.mxnet": "words planning patching attention backends",

@@ -1,7 +1,5 @@
 """The list of private names is that of the source, and the installed versions of the libraries have them."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import pkgutil

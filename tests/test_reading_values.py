@@ -1,19 +1,15 @@
 """Values are read where nobody traces the call, and nothing read is kept: what was decided would hold for others."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
-torch = pytest.importorskip("torch")
-
-from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
-
-from einops_fast import attention, nn, ops  # noqa: E402
-from einops_fast.errors import OperandError  # noqa: E402
+from einops_fast import attention, nn, ops
+from einops_fast.errors import OperandError
 
 PATTERN = "b h i d, b h j d, b h j e -> b h i e"
 LOWEST = torch.finfo(torch.float32).min

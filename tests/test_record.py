@@ -1,7 +1,5 @@
 """Values of `Record`: equal by class and fields, hashable, picklable, and never changed."""
 
-from __future__ import annotations
-
 import pickle
 
 import pytest

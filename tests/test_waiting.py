@@ -1,17 +1,13 @@
 """What waiting for kernels plans of calls that went to the framework, as on a GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
+import torch
 
-torch: Any = pytest.importorskip("torch")
-
-from einops_fast import fast_einsum, patched, wait_for_kernels  # noqa: E402
-from einops_fast.runtime import new_shapes  # noqa: E402
-from einops_fast.runtime.plan_cache import clear_plans, compiled  # noqa: E402
+from einops_fast import fast_einsum, patched, wait_for_kernels
+from einops_fast.runtime import new_shapes
+from einops_fast.runtime.plan_cache import clear_plans, compiled
 
 
 @pytest.fixture(autouse=True)

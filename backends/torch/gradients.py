@@ -13,11 +13,11 @@ __all__ = ["gradients_by_torch"]
 def gradients_by_torch(
     function: Callable[..., Any], tensors: Sequence[Any], wanted: Sequence[bool], back: Any
 ) -> tuple[Any, ...]:
-    """Gradients of the tensors that are wanted, ``None`` for the others.
+    """Return the gradients of the tensors that are wanted, ``None`` for the others.
 
-    They are taken of aliases. One tensor may have been computed from another, as an input of a layer is from a weight
-    that two layers share: through the tensors themselves, that way would count here, and again where autograd gets
-    there.
+    A function of several results has a gradient of each, or ``None``, in ``back``. Gradients are taken of aliases: one
+    tensor may have been computed from another, as an input of a layer is from a weight that two layers share. Through
+    the tensors themselves, that way would count here, and again where autograd gets there.
 
     Example:
         >>> import torch
@@ -28,6 +28,10 @@ def gradients_by_torch(
     """
     aliases = [None if each is None else each.view_as(each) for each in tensors]
     of: list[Any] = [each for each, is_wanted in zip(aliases, wanted, strict=True) if is_wanted]
-    result = function(*aliases)
-    found = iter(torch.autograd.grad(result, of, back.to(result.dtype), create_graph=True, materialize_grads=True))
+    results, backs = function(*aliases), back
+    if not isinstance(results, tuple):
+        results, backs = (results,), (back,)
+    pairs = [(result, own.to(result.dtype)) for result, own in zip(results, backs, strict=True) if own is not None]
+    outputs, seeds = zip(*pairs, strict=True)
+    found = iter(torch.autograd.grad(outputs, of, seeds, create_graph=True, materialize_grads=True))
     return tuple([next(found) if is_wanted else None for is_wanted in wanted])

@@ -28,9 +28,6 @@ def read_call(
     """Return what the arguments of :func:`einops_fast.attention` ask for, and the arrays by name.
 
     ``rest`` has all of its arguments that aren't among the others, by name; those that are ``None`` may be missing.
-
-    Raises:
-        EinsumError: they don't go together.
     """
     _, _, window, softcap, scale, dropout_p, *_ = options
     usual = window is None and (scale is None or type(scale) is float) and type(softcap) is type(dropout_p) is float
@@ -62,11 +59,7 @@ def read_call(
 def _read_operands(
     operands: tuple[Any, ...], layout: str | None, sequence: Any, paged: bool
 ) -> tuple[str, Any, Any, Any, Any, bool]:
-    """Return the pattern, the axes of positions, q, k and v, and whether the layout is of packed sequences.
-
-    Raises:
-        EinsumError: there are too many or too few.
-    """
+    """Return the pattern, the axes of positions, q, k and v, and whether the layout is of packed sequences."""
     if operands and isinstance(operands[0], str):
         if layout is not None:
             raise EinsumError("a pattern and a layout can't be given together")

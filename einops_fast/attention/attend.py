@@ -246,11 +246,7 @@ def _is_nested(arrays: Mapping[str, Any]) -> bool:
 
 
 def own_call(arrays: Mapping[str, Any]) -> tuple[Backend, dict[str, Any]]:
-    """Return the backend that all arrays belong to, and the arrays: lists become NumPy's, and autocast has its way.
-
-    Raises:
-        OperandError: they are of two frameworks.
-    """
+    """Return the backend that all arrays belong to, and the arrays: lists become NumPy's, and autocast has its way."""
     known = [(name, found) for name, array in arrays.items() if (found := backend_for_type(type(array))) is not None]
     for name, other in known:
         if other is not known[0][1]:

@@ -142,16 +142,8 @@ class Axes:
     def further(self, what: str, text: str | None, shape: Sequence[int], tail: str, leading: bool = False) -> View:
         """Return how a further array is seen with all batch axes and the axes ``tail``.
 
-        Args:
-            what: its name, for errors.
-            text: its own pattern; without one, its axes are the last ones of ``(*batch, *tail)``, the batch
-                axes being those of the result in its order.
-            shape: its shape.
-            tail: axes that it may have after the batch axes.
-            leading: without a pattern, the batch axes that it has are the first ones.
-
-        Raises:
-            ShapeError: an axis is neither 1 nor what it should be.
+        Without a pattern of its own (``text``), its axes are the last ones of ``(*batch, *tail)``, the batch axes being
+        those of the result in its order; if ``leading``, they are the first of the batch axes.
         """
         if text is None:
             everything = self.asked + tail
@@ -198,14 +190,10 @@ class Axes:
         return "query" if letter == _ONE_QUERY else spelled(self.pattern, letter)
 
     def result(self, tail: str = "") -> tuple[tuple[int, ...], tuple[int, ...] | None, tuple[int, ...] | None]:
-        """Return how the canonical result is brought back to the asked order.
+        """Return how the canonical result is brought back to the asked order, with ``tail`` after the queries.
 
-        Args:
-            tail: axes after the batch and the queries.
-
-        Returns:
-            The order of the canonical axes in memory; the same where a permutation is needed; the shape after it
-            where that differs.
+        That is the order of the canonical axes in memory; the same where a permutation is needed; the shape after it
+        where that differs.
         """
         canonical = self.batch + self.queries + tail
         kept = [letter for letter in self.pattern.result if letter in self.asked + self.queries + tail]
@@ -233,19 +221,14 @@ def bind_axes(
     first: str | None = None,
     with_cache: bool = False,
 ) -> Axes:
-    """Find the size of every axis.
+    """Find the size of every axis of q, k and v of these shapes.
 
     Args:
-        pattern: the pattern.
-        shapes: of q, k and v.
         sequences: how many sequences are packed along the positions, if any.
         longest: queries and keys of the longest of them.
         pages: how many pages a sequence can have, if there are pages.
         first: the batch axis that has to be the first; ``None`` for the first one of the result.
         with_cache: whether one has to be the first.
-
-    Raises:
-        ShapeError: an axis has two sizes that don't fit.
     """
     terms = (pattern.q, pattern.k, pattern.v)
     found = _sizes(pattern, terms, shapes)

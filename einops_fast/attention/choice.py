@@ -77,11 +77,7 @@ class Decision:
 def choose(
     spec: AttentionSpec, mode: str, call: GivenCall | None = None, quiet: bool = False, recorded: bool = False
 ) -> Decision:
-    """Choose an implementation.
-
-    Raises:
-        OperandError: no implementation that is allowed can do it. It lists the reasons of all.
-    """
+    """Choose an implementation; where none that is allowed can do it, an error lists the reasons of all."""
     if call is None or quiet or recorded:
         answers = candidates(spec, recorded=recorded)
     else:

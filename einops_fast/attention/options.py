@@ -102,11 +102,7 @@ def _window(window: Any) -> tuple[int | None, int | None]:
 
 
 def whole_number(value: Any) -> int:
-    """Return an integer of any kind as Python's.
-
-    Raises:
-        TypeError: it is none.
-    """
+    """Return an integer of any kind as Python's, or raise a TypeError."""
     if isinstance(value, bool):
         raise TypeError("a truth value is no count")
     return value if isinstance(value, int) else operator.index(value)

@@ -112,12 +112,7 @@ def read_pattern(
 
 
 def letters_of(names_of_pattern: tuple[tuple[str, str], ...], written: str, text: str, rank: int, what: str) -> str:
-    """Return the axes of a further operand as letters; ``text`` names them in words or letters.
-
-    Raises:
-        SubscriptsError: an axis is unknown or is there twice.
-        ShapeError: they aren't as many as the operand's axes.
-    """
+    """Return the axes of a further operand as letters; ``text`` names them in words or letters."""
     words = text.split()
     known = {name: letter for letter, name in names_of_pattern}
     as_words = len(words) == rank and all(word in known for word in words)
@@ -283,11 +278,7 @@ def _find(
 
 
 def checked_sequence(sequence: object) -> tuple[str, str] | None:
-    """Return ``sequence`` as a pair of names.
-
-    Raises:
-        EinsumError: it is none.
-    """
+    """Return ``sequence`` as a pair of names, if it is one."""
     if sequence is None:
         return None
     if isinstance(sequence, (list, tuple)) and len(sequence) == 2 and all(isinstance(name, str) for name in sequence):

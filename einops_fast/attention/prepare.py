@@ -23,19 +23,20 @@ _CAPS = 1e-30, 1e30
 
 INTEGERS = ("int8", "uint8", "int16", "int32", "int64")
 
-# What each further array has to be, and what it is converted to: "scores" stands for the dtype of the scores, "wider"
-# for that of the wider of both arrays of segments, whose numbers may need all their bits; int32 at least.
-_KINDS: dict[str, tuple[tuple[str, ...], str | None]] = {
-    "bias": (FLOATS, None),
-    "mask": (("bool",), None),
-    "alibi_slopes": (FLOATS, "scores"),
-    "sinks": (FLOATS, "scores"),
-    "q_segments": (INTEGERS, "wider"),
-    "kv_segments": (INTEGERS, "wider"),
-    "cu_seqlens_q": (INTEGERS, "int32"),
-    "cu_seqlens_kv": (INTEGERS, "int32"),
-    "cache_seqlens": (INTEGERS, "int32"),
-    "block_table": (INTEGERS, "int32"),
+# What each further array has to be, what it is converted to, and which axes it may have after the batch axes, of
+# queries (i) and keys (j), if it has any batch axes. "scores" stands for the dtype of the scores, "wider" for that of
+# the wider of both arrays of segments, whose numbers may need all their bits; int32 at least.
+_KINDS: dict[str, tuple[tuple[str, ...], str | None, str | None]] = {
+    "bias": (FLOATS, None, "ij"),
+    "mask": (("bool",), None, "ij"),
+    "alibi_slopes": (FLOATS, "scores", ""),
+    "sinks": (FLOATS, "scores", ""),
+    "q_segments": (INTEGERS, "wider", "i"),
+    "kv_segments": (INTEGERS, "wider", "j"),
+    "cu_seqlens_q": (INTEGERS, "int32", None),
+    "cu_seqlens_kv": (INTEGERS, "int32", None),
+    "cache_seqlens": (INTEGERS, "int32", None),
+    "block_table": (INTEGERS, "int32", None),
 }
 
 
@@ -90,11 +91,7 @@ class GivenCall:
 
 
 def make_plan(request: Request, arrays: Mapping[str, Any], framework: str, state: Mapping[str, Any]) -> Plan:
-    """Check the arguments of a call and think it through.
-
-    Raises:
-        EinsumError: something doesn't fit.
-    """
+    """Check the arguments of a call and think it through."""
     options, longest, patterns = request.options, request.longest, dict(request.patterns)
     q, k, v = arrays["q"], arrays["k"], arrays["v"]
     shapes = [tuple(array.shape) for array in (q, k, v)]
@@ -228,11 +225,7 @@ def _bind(
 
 
 def check_options(options: Mapping[str, Any]) -> None:
-    """Check what isn't an array of the options for many calls, before there is any.
-
-    Raises:
-        EinsumError: one is wrong.
-    """
+    """Check what isn't an array of the options for many calls, before there is any."""
     given = [options.get(name, usual) for name, usual in Options._field_defaults.items()]
     _check(plain_options(Options(*given)))
 
@@ -291,27 +284,19 @@ def _views(
         ("k", axes.view(pattern.k, shapes[1], kv_batch + axes.keys + pattern.head_dim), None),
         ("v", axes.view(pattern.v, shapes[2], kv_batch + axes.keys + pattern.v_head_dim), None),
     ]
-    tails = {
-        "bias": axes.queries + axes.keys,
-        "mask": axes.queries + axes.keys,
-        "alibi_slopes": "",
-        "sinks": "",
-        "q_segments": axes.queries,
-        "kv_segments": axes.keys,
-    }
     segments = [dtype_name(arrays[name].dtype) for name in ("q_segments", "kv_segments") if name in arrays]
     found = {
         "scores": "float64" if dtype_name(arrays["q"].dtype) == "float64" else "float32",
         "wider": "int64" if "int64" in segments else "int32",
     }
     for name in [*arrays][3:]:
-        wanted = _KINDS[name][1]
+        _, wanted, tail = _KINDS[name]
         if wanted in found:
             wanted = found[wanted]
         view = View()
-        if name in tails:
-            shape = tuple(arrays[name].shape)
-            view = axes.further(name, patterns.get(name), shape, tails[name], name.endswith("segments"))
+        if tail is not None:
+            letters = "".join([axes.queries if axis == "i" else axes.keys for axis in tail])
+            view = axes.further(name, patterns.get(name), tuple(arrays[name].shape), letters, name.endswith("segments"))
         dtype = dtype_name(arrays[name].dtype)
         views.append((name, view, wanted if wanted != dtype else None))
     return tuple(views)

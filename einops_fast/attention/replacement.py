@@ -57,13 +57,15 @@ class AttentionReplacement:
                 _inside.ours = True
                 try:
                     found = scaled_dot_product_attention(*arguments, **options)
-                    observers.attended()
+                    for recorder in observers.active():
+                        recorder.attention()
                     return found
                 except (EinsumError, TypeError) as error:
                     reason = str(error)
                 finally:
                     _inside.ours = False
-            observers.left_to_native("torch.sdpa", _OPERATOR, reason)
+            for recorder in observers.active():
+                recorder.left_to_native("torch.sdpa", _OPERATOR, reason)
         return self._operator.decompose(*arguments, **options)
 
 

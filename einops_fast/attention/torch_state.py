@@ -68,11 +68,7 @@ def refuse_layouts(arrays: Mapping[str, Any]) -> None:
 
 
 def derivatives(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a spec that say which derivatives may be asked for.
-
-    Raises:
-        OperandError: one that there is none of.
-    """
+    """Return the fields of a spec that say which derivatives may be asked for."""
     import torch
 
     wanted = torch.is_grad_enabled()
@@ -161,11 +157,7 @@ def not_ours(*arguments: Any) -> str | None:
 
 
 def causal_of(bias: Any, query: Any, key: Any) -> str:
-    """Return the causality that torch's ``CausalBias`` stands for, as :func:`einops_fast.attention` takes it.
-
-    Raises:
-        ShapeError: it was made for other lengths than (..., q_len, head_dim) and (..., kv_len, head_dim) have.
-    """
+    """Return the causality that torch's ``CausalBias`` stands for, as :func:`einops_fast.attention` takes it."""
     made_for = bias.seq_len_q, bias.seq_len_kv
     lengths = tuple(getattr(array, "shape", (0, 0))[-2] for array in (query, key))
     if made_for != lengths:

@@ -23,8 +23,7 @@ from einops_fast.compiler.masks import LARGE, gate_of
 from einops_fast.compiler.match import Miss, Read
 from einops_fast.compiler.nest import Dims, Label, expanded, fresh
 from einops_fast.compiler.nodes import argument, dtype_of, name_of, shape_of, source_of
-from einops_fast.compiler.quotient import Quotient, quotient_of
-from einops_fast.compiler.softmax import LAST_STEPS, Softmax, largest_of, logs_of, softmax_of
+from einops_fast.compiler.softmax import LAST_STEPS, Quotient, Softmax, largest_of, logs_of, quotient_of, softmax_of
 from einops_fast.compiler.views import broadcast, is_cast, permutation_of, seen_through
 
 __all__ = ["Reader", "match_attention"]
@@ -39,11 +38,7 @@ _REASONS = {"getitem": "different offset", "reshape": "different numel", "flatte
 
 
 def match_attention(node: Node) -> Attention | None:
-    """Return the attention whose product with the values a node is; ``None`` if there is no softmax before it.
-
-    Raises:
-        Miss: there is one, but it can't be fused.
-    """
+    """Return the attention whose product with the values a node is; ``None`` if there is no softmax before it."""
     shape = shape_of(node)
     if shape is None:
         return None

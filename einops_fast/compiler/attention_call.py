@@ -13,7 +13,7 @@ from torch.fx import Graph, Node
 from einops_fast.compiler.calls import call_attention
 from einops_fast.compiler.layout import Layout, labels_of, number
 from einops_fast.compiler.masks import LARGE, Band, band_of, is_small
-from einops_fast.compiler.match import Inserted, Miss, Read
+from einops_fast.compiler.match import Inserted, Match, Miss, Read
 from einops_fast.compiler.nest import Dims, Label, expanded
 from einops_fast.compiler.nodes import dtype_of
 from einops_fast.compiler.safety import check_dtypes
@@ -41,11 +41,11 @@ class Mask(NamedTuple):
 
 
 @dataclass
-class Attention:
+class Attention(Match):
     """One attention as it was found.
 
     Attributes:
-        node: the product with the values, or what normalizes that.
+        node: the product with the values, or what normalizes that. The other attributes of a match are as there.
         result: what indexes it.
         q, k, v: the operands, as they lie in memory.
         keys: the label that is summed over.
@@ -59,7 +59,6 @@ class Attention:
             number, ``'nan'``, ``'zeros'``, or ``'unknown'``.
         logs: nodes that are the log-sum-exp of the scores, each with what indexes it, and whether it is NaN where all
             scores are ``-inf``.
-        inner: nodes between the operands and the result; they may have no other use.
         band: keys that are shown without a mask.
     """
 
@@ -80,14 +79,12 @@ class Attention:
     inner: list[Node] = field(default_factory=list)
     band: Band | None = None
 
-    what = "attention"
-
     @property
     def outputs(self) -> list[Node]:
         return [self.node, *[log for log, *_ in self.logs]]
 
     @property
-    def reads(self) -> list[Read]:
+    def reads(self) -> list[Read]:  # type: ignore[override]
         return [self.q, self.k, self.v, *self.biases, *[mask.read for mask in self.masks]]
 
     def insert(self, graph: Graph) -> Inserted:

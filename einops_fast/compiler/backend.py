@@ -24,9 +24,6 @@ def einops_fast_backend(
         options: ``then`` is the backend that gets the rewritten graph, by name; ``'inductor'`` by default, which gets
             all other options.
         mode: of inductor's, as for ``torch.compile``.
-
-    Raises:
-        EinsumError: there are options that the next backend doesn't take.
     """
     own = dict(options or {})
     then = own.pop("then", "inductor")

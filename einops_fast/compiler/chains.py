@@ -18,7 +18,7 @@ from torch.fx import Graph, Node
 from einops_fast.compiler.constants import times_number
 from einops_fast.compiler.contractions import Product, product_of
 from einops_fast.compiler.layout import Layout, labels_of
-from einops_fast.compiler.match import Inserted, Miss, Read
+from einops_fast.compiler.match import Inserted, Match, Miss, Read
 from einops_fast.compiler.nest import Dims, Label, fresh
 from einops_fast.compiler.nodes import dtype_of, name_of, shape_of
 from einops_fast.compiler.views import seen_through
@@ -41,7 +41,7 @@ Tree = int | tuple[Any, ...]
 
 
 @dataclass
-class Chain:
+class Chain(Match):
     """Contractions whose results only the next one uses.
 
     Attributes:
@@ -61,12 +61,6 @@ class Chain:
     factor: float = 1.0
     addend: tuple[Node, float] | None = None
     inner: list[Node] = field(default_factory=list)
-
-    what = "chain"
-
-    @property
-    def outputs(self) -> list[Node]:
-        return [self.node]
 
     def insert(self, graph: Graph) -> Inserted:
         """Put in contractions of two tensors each."""

@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 from torch.fx import Node
 
 from einops_fast.compiler.constants import constant_of
-from einops_fast.compiler.equations import read_einsum
 from einops_fast.compiler.nest import Dims, Label, expanded, fresh
-from einops_fast.compiler.nodes import argument, expression, name_of, shape_of, source_of
+from einops_fast.compiler.nodes import argument, axis_of, expression, name_of, read_einsum, shape_of, source_of
 from einops_fast.compiler.views import broadcast
 from einops_fast.planning.notation import Subscripts, parse
 
@@ -149,9 +148,7 @@ def _einsum(read: Subscripts, operands: Sequence[Any], dims: Dims) -> Product | 
 
 def _sum_of_products(node: Node, dims: Dims) -> Product | None:
     multiplied = source_of(node)
-    axis = argument(node, 1, "dim")
-    if isinstance(axis, (tuple, list)) and len(axis) == 1:
-        axis = axis[0]
+    axis = axis_of(node)
     shape = shape_of(multiplied)
     plain = argument(node, 2, "keepdim", False) is False and node.kwargs.get("dtype") is None
     if not isinstance(multiplied, Node) or not isinstance(axis, int) or shape is None or not plain:

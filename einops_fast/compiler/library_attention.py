@@ -30,11 +30,7 @@ _LEAST_SCORES = 1 << 22
 
 
 def match_library_attention(node: Node) -> Attention | None:
-    """Return the attention that a call of torch's function is; ``None`` if it is none, or as fast as ours.
-
-    Raises:
-        Miss: it can't be replaced.
-    """
+    """Return the attention that a call of torch's function is; ``None`` if it is none, or as fast as ours."""
     if name_of(node) != "scaled_dot_product_attention":
         return None
     q, k, v = (argument(node, at, name) for at, name in enumerate(("query", "key", "value")))

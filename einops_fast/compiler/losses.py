@@ -13,7 +13,7 @@ from torch.fx import Graph, Node
 from einops_fast.compiler.calls import call_linear_cross_entropy
 from einops_fast.compiler.contractions import product_of
 from einops_fast.compiler.layout import Layout, labels_of
-from einops_fast.compiler.match import Inserted, Miss, Read
+from einops_fast.compiler.match import Inserted, Match, Miss, Read
 from einops_fast.compiler.nest import Dims, Label, fresh
 from einops_fast.compiler.nodes import argument, dtype_of, name_of, shape_of, source_of
 from einops_fast.compiler.views import is_cast, seen_through
@@ -33,7 +33,7 @@ class _Options(NamedTuple):
 
 
 @dataclass
-class Loss:
+class Loss(Match):
     """A cross entropy whose logits are those of a linear layer.
 
     Attributes:
@@ -59,14 +59,8 @@ class Loss:
     rows: tuple[Any, ...] | None = None
     inner: list[Node] = field(default_factory=list)
 
-    what = "linear cross entropy"
-
     @property
-    def outputs(self) -> list[Node]:
-        return [self.node]
-
-    @property
-    def reads(self) -> list[Read]:
+    def reads(self) -> list[Read]:  # type: ignore[override]
         others = [each for each in (self.bias, self.target, self.weight) if each is not None]
         return [self.x, self.matrix, *[Read(each, ()) for each in others]]
 
@@ -91,11 +85,7 @@ class Loss:
 
 
 def match_loss(node: Node) -> Loss | None:
-    """Return the loss of a linear layer that a node is; ``None`` if it is none.
-
-    Raises:
-        Miss: it is one, but it can't be fused, or it isn't worth it.
-    """
+    """Return the loss of a linear layer that a node is; ``None`` if it is none."""
     if name_of(node) != "cross_entropy":
         return None
     shape, target, weight = shape_of(source_of(node)), argument(node, 1, "target"), argument(node, 2, "weight")

@@ -16,7 +16,7 @@ from torch.fx import Node
 
 from einops_fast.compiler.constants import constant_of, times_number
 from einops_fast.compiler.memory import is_written
-from einops_fast.compiler.nodes import argument, dtype_of, name_of, shape_of, source_of
+from einops_fast.compiler.nodes import argument, called, dtype_of, name_of, shape_of, source_of
 
 __all__ = ["LARGE", "Band", "band_of", "gate_of", "is_small"]
 
@@ -313,10 +313,7 @@ def _evaluated(nodes: Sequence[Node], values: Mapping[Any, int]) -> torch.Tensor
         for node in nodes:
             arguments = known(tuple(node.args))
             options = {name: known(value) for name, value in node.kwargs.items() if name != "pin_memory"}
-            if node.op == "call_method":
-                made = getattr(arguments[0], str(node.target))(*arguments[1:], **options)
-            else:
-                made = node.target(*arguments, **options)  # type: ignore[operator]
+            made = called(node, arguments, options)
             if made.untyped_storage().nbytes() > _MOST_BYTES:
                 raise ValueError
             results[node] = made

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from torch.fx import Graph, Node
 
@@ -57,32 +58,24 @@ class Inserted(NamedTuple):
     saved: int | None = None
 
 
-class Match(Protocol):
-    """A part of a graph that something else can stand for."""
+class Match(ABC):
+    """A part of a graph that something else can stand for.
 
-    @property
-    def what(self) -> str:
-        """What it is, for the report."""
+    Attributes:
+        node: its last node.
+        inner: nodes between operands and outputs; they may have no other use.
+        reads: the tensors that are read.
+    """
 
-    @property
-    def node(self) -> Node:
-        """Its last node."""
+    node: Node
+    inner: Sequence[Node] = ()
+    reads: Sequence[Read] = ()
 
     @property
     def outputs(self) -> Sequence[Node]:
         """Nodes that others may use, in the order of the graph."""
+        return [self.node]
 
-    @property
-    def inner(self) -> Sequence[Node]:
-        """Nodes between operands and outputs; they may have no other use."""
-
-    @property
-    def reads(self) -> Sequence[Read]:
-        """The tensors that are read."""
-
+    @abstractmethod
     def insert(self, graph: Graph) -> Inserted:
-        """Put in what stands for it, where the graph is inserting.
-
-        Raises:
-            Miss: that can't be done after all.
-        """
+        """Put in what stands for it, where the graph is inserting; raise :class:`Miss` if that can't be done."""

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from string import ascii_letters
 from typing import Any
 
 import torch
 from torch.fx import Node
 
-__all__ = ["argument", "dtype_of", "expression", "name_of", "same_size", "shape_of", "source_of"]
+from einops_fast.errors import EinsumError
+from einops_fast.planning.notation import Subscripts, parse
+
+__all__ = [
+    "argument",
+    "axis_of",
+    "called",
+    "dtype_of",
+    "expression",
+    "name_of",
+    "read_einsum",
+    "same_size",
+    "shape_of",
+    "source_of",
+]
 
 _ALIASES = {
     "truediv": "div", "true_divide": "div", "divide": "div", "multiply": "mul", "subtract": "sub", "negative": "neg",
@@ -58,6 +73,20 @@ def source_of(node: Any) -> Any:
     return argument(node, 0, "input")
 
 
+def axis_of(node: Node) -> Any:
+    """Return the one axis that a reduction goes along."""
+    axis: Any = argument(node, 1, "dim")
+    return axis[0] if isinstance(axis, Sequence) and len(axis) == 1 else axis
+
+
+def called(node: Node, arguments: Sequence[Any], options: Mapping[str, Any]) -> Any:
+    """Return what a node makes of arguments."""
+    if node.op == "call_method":
+        return getattr(arguments[0], str(node.target))(*arguments[1:], **options)
+    function: Any = node.target
+    return function(*arguments, **options)
+
+
 def _example(node: Any) -> Any:
     return node.meta.get("example_value") if isinstance(node, Node) else None
 
@@ -84,3 +113,31 @@ def expression(size: Any) -> Any:
     import sympy
 
     return size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(int(size))
+
+
+def read_einsum(node: Node) -> tuple[Subscripts, tuple[Node, ...]] | None:
+    """Return the subscripts of an einsum and its operands; ``None`` where they aren't known, or an axis is repeated."""
+    given = list(node.args)
+    if len(given) > 1 and isinstance(given[1], str):
+        given[:2] = given[1::-1]  # our operator has the tensors first
+    if given and isinstance(given[0], str):
+        equation, operands = given[0], given[1:]
+        if operands and isinstance(operands[0], (tuple, list)):
+            operands = list(operands[0])
+    else:
+        equation, operands = _in_letters(given[1::2]), given[: len(given) // 2 * 2 : 2]
+        if len(given) % 2:
+            equation += "->" + _in_letters(given[-1:])
+    nodes = tuple([each for each in operands if isinstance(each, Node)])
+    ranks = tuple([len(shape_of(node) or ()) for node in nodes])
+    try:
+        read = parse(equation, ranks, words=False)
+    except EinsumError:
+        return None
+    if len(nodes) < len(operands) or any(len(set(labels)) < len(labels) for labels in read.inputs):
+        return None
+    return read, nodes
+
+
+def _in_letters(terms: Sequence[Any]) -> str:
+    return ",".join(["".join(["..." if at is ... else ascii_letters[at] for at in term]) for term in terms])

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from einops_fast.observing import observers
+from einops_fast.observing.observers import active
 from einops_fast.observing.tables import plain_table
 
 __all__ = ["REASONS", "Fusion", "FusionLog", "fusions", "tell"]
@@ -90,8 +90,9 @@ def fusions() -> Iterator[FusionLog]:
 
 
 def tell(found: Fusion) -> None:
-    """Add something to all logs, and tell observers of it."""
-    observers.fusion(found)
+    """Add something to all logs, and tell recorders of it."""
+    for recorder in active():
+        recorder.fusion(found)
     with _lock:
         for log in _logs:
             (log.missed if found.reason else log.fused).append(found)

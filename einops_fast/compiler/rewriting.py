@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import fx
 from torch.fx import Graph, GraphModule, Node
@@ -16,7 +16,7 @@ from einops_fast.compiler.library_attention import match_library_attention
 from einops_fast.compiler.losses import match_loss
 from einops_fast.compiler.match import Inserted, Match, Miss
 from einops_fast.compiler.memory import changes_layout, is_written, name_what_is_written, storages_of
-from einops_fast.compiler.nodes import dtype_of, name_of, same_size
+from einops_fast.compiler.nodes import called, dtype_of, name_of, same_size
 from einops_fast.compiler.report import Fusion, tell
 from einops_fast.compiler.safety import check
 from einops_fast.compiler.small_products import match_small_product
@@ -27,27 +27,21 @@ __all__ = ["rewritten"]
 _PLACE = re.compile(r'File "([^"]+)", line (\d+)')
 
 
-class _Rewrite(NamedTuple):
-    """What is looked for.
+_Find = Callable[[Node], Match | None]
+"""Returns a match that ends at a node, ``None`` if there is none, or raises :class:`Miss`."""
 
-    Attributes:
-        what: its name in the report.
-        match: returns a match that ends at a node, ``None`` if there is none, or raises :class:`Miss`.
-    """
-
-    what: str
-    match: Callable[[Node], Match | None]
-
-
-_REWRITES = (
-    _Rewrite("attention", match_attention),
-    _Rewrite("attention", match_library_attention),
-    _Rewrite("linear cross entropy", match_loss),
-    _Rewrite("chain", match_chain),
+_REWRITES: tuple[tuple[str, _Find], ...] = (
+    ("attention", match_attention),
+    ("attention", match_library_attention),
+    ("linear cross entropy", match_loss),
+    ("chain", match_chain),
 )
-"""In this order, each in the whole graph. Nodes are asked from the last one on, so that a match is the longest."""
+"""What is looked for, by its name in the report: in this order, each in the whole graph.
 
-_BEFORE_FUSING = (_Rewrite("small product", match_small_product),)
+Nodes are asked from the last one on, so that a match is the longest.
+"""
+
+_BEFORE_FUSING: tuple[str, _Find] = "small product", match_small_product
 """For compilers that fuse elementwise functions alone."""
 
 
@@ -58,20 +52,20 @@ def rewritten(module: GraphModule, *, fuses: bool = True) -> int:
         module: Dynamo's graph.
         fuses: whether the compiler that gets the result fuses elementwise functions.
     """
-    rewrites = (*_REWRITES, *(_BEFORE_FUSING if fuses else ()))
+    rewrites = (*_REWRITES, _BEFORE_FUSING) if fuses else _REWRITES
     # What is checkpointed has a graph of its own.
     return sum([_rewritten(each, rewrites) for each in module.modules() if isinstance(each, GraphModule)])
 
 
-def _rewritten(module: GraphModule, rewrites: Sequence[_Rewrite]) -> int:
+def _rewritten(module: GraphModule, rewrites: Sequence[tuple[str, _Find]]) -> int:
     graph = module.graph
     if any(map(changes_layout, graph.nodes)):
         return 0  # what is known of tensors is what they are at the end
     name_what_is_written(graph)
     told: list[Fusion] = []
-    for rewrite in rewrites:
+    for what, find in rewrites:
         gone = set[Node]()
-        found = [_tried(rewrite, graph, node, gone) for node in reversed(list(graph.nodes)) if node not in gone]
+        found = [_tried(what, find, graph, node, gone) for node in reversed(list(graph.nodes)) if node not in gone]
         told += [fusion for fusion in reversed(found) if fusion is not None]
     for fusion in told:
         tell(fusion)
@@ -82,20 +76,20 @@ def _rewritten(module: GraphModule, rewrites: Sequence[_Rewrite]) -> int:
     return count
 
 
-def _tried(rewrite: _Rewrite, graph: Graph, node: Node, gone: set[Node]) -> Fusion | None:
+def _tried(what: str, find: _Find, graph: Graph, node: Node, gone: set[Node]) -> Fusion | None:
     """Do a rewrite that ends at a node, and note the nodes that go; return what there is to report, if anything."""
     where = _place(node)
     try:
-        match = rewrite.match(node)
+        match = find(node)
         if match is None:
             return None
         check(graph, match)
         inserted = _exchanged(graph, match, gone)
-        return Fusion(rewrite.what, where, inserted.pattern, inserted.sizes, inserted.saved)
+        return Fusion(what, where, inserted.pattern, inserted.sizes, inserted.saved)
     except Miss as miss:
-        return Fusion(rewrite.what, where, reason=miss.reason, at=str(miss.node)) if miss.reason else None
+        return Fusion(what, where, reason=miss.reason, at=str(miss.node)) if miss.reason else None
     except Exception as error:  # whatever goes wrong here, the program runs as it would without
-        return Fusion(rewrite.what, where, reason="unknown", at=f"{node}: {error!r}")
+        return Fusion(what, where, reason="unknown", at=f"{node}: {error!r}")
 
 
 def _exchanged(graph: Graph, match: Match, gone: set[Node]) -> Inserted:
@@ -128,11 +122,7 @@ def _exchanged(graph: Graph, match: Match, gone: set[Node]) -> Inserted:
 
 
 def _as_it_lay(graph: Graph, old: Node, new: Node) -> Node:
-    """Return a result without gaps if the program's is without; else see that nobody relies on where its elements lie.
-
-    Raises:
-        Miss: somebody does.
-    """
+    """Return a result without gaps if the program's is; else raise :class:`Miss` if a user relies on gaps."""
     if old.meta["example_value"].is_contiguous():
         with graph.inserting_after(new):
             result = graph.call_method("contiguous", (new,))
@@ -162,11 +152,7 @@ def _first_need(graph: Graph, match: Match) -> Node:
 
 
 def _try(nodes: Sequence[Node], inserted: Inserted, match: Match) -> None:
-    """Run what was inserted on the examples of the graph's tensors, which hold nothing.
-
-    Raises:
-        Miss: it refuses them, or a result isn't like that of the program.
-    """
+    """Run what was inserted on the examples of the graph's tensors; raise :class:`Miss` unless results are alike."""
 
     def example(value: Any) -> Any:
         return value.meta["example_value"]
@@ -175,13 +161,8 @@ def _try(nodes: Sequence[Node], inserted: Inserted, match: Match) -> None:
     try:
         with getattr(wanted, "fake_mode", None) or nullcontext():
             for node in nodes:
-                given = fx.node.map_arg(node.args, example)
-                options = fx.node.map_arg(node.kwargs, example)
-                if node.op == "call_method":
-                    node.meta["example_value"] = getattr(given[0], str(node.target))(*given[1:], **options)
-                else:
-                    function: Any = node.target
-                    node.meta["example_value"] = function(*given, **options)
+                given, options = fx.node.map_arg((node.args, node.kwargs), example)
+                node.meta["example_value"] = called(node, given, options)
     except (EinsumError, RuntimeError) as error:
         raise Miss("unsupported option", match.node) from error
     for old, new in inserted.results.items():

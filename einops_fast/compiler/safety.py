@@ -18,11 +18,7 @@ _SETTINGS = ("set_grad_enabled", "enter_autocast", "exit_autocast", "enter_infer
 
 
 def check(graph: Graph, match: Match) -> None:
-    """Check a match.
-
-    Raises:
-        Miss: it can't be fused.
-    """
+    """Raise :class:`Miss` unless a match can be fused."""
     outputs = match.outputs
     inner = {*match.inner, *outputs}
     for node in match.inner:

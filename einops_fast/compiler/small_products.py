@@ -15,7 +15,7 @@ from torch.fx import Graph, Node
 
 from einops_fast.compiler.contractions import Product, is_contraction, product_of
 from einops_fast.compiler.layout import Layout, labels_of
-from einops_fast.compiler.match import Inserted, Read
+from einops_fast.compiler.match import Inserted, Match, Read
 from einops_fast.compiler.nest import Dims, Label, fresh
 from einops_fast.compiler.nodes import dtype_of, name_of, shape_of
 
@@ -32,7 +32,7 @@ _FEWEST = 256
 
 
 @dataclass
-class SmallProduct:
+class SmallProduct(Match):
     """A batch of tiny products.
 
     Attributes:
@@ -45,18 +45,8 @@ class SmallProduct:
     result: Dims
     product: Product
 
-    what = "small product"
-
     @property
-    def outputs(self) -> list[Node]:
-        return [self.node]
-
-    @property
-    def inner(self) -> list[Node]:
-        return []
-
-    @property
-    def reads(self) -> list[Read]:
+    def reads(self) -> list[Read]:  # type: ignore[override]
         return [Read(*operand) for operand in self.product.operands]
 
     def insert(self, graph: Graph) -> Inserted:

@@ -1,17 +1,17 @@
-"""A softmax: torch's by name, or written out with exponentials; and its log-sum-exp, if a program uses that too."""
+"""A softmax: torch's by name, or written out with exponentials, which may be normalized late; and its log-sum-exp."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from torch.fx import Node
 
-from einops_fast.compiler.nest import Dims
-from einops_fast.compiler.nodes import argument, name_of, shape_of, source_of
+from einops_fast.compiler.contractions import Product, is_contraction, product_of
+from einops_fast.compiler.nest import Dims, expanded
+from einops_fast.compiler.nodes import argument, axis_of, name_of, shape_of, source_of
 from einops_fast.compiler.views import broadcast, followed
 
-__all__ = ["LAST_STEPS", "Softmax", "axis_of", "exponential_of", "inverse_of", "largest_of", "logs_of", "softmax_of"]
+__all__ = ["LAST_STEPS", "Quotient", "Softmax", "largest_of", "logs_of", "quotient_of", "softmax_of"]
 
 LAST_STEPS = ("softmax", "_softmax", "div", "mul", "exp")
 """Functions that a softmax may end with."""
@@ -44,13 +44,13 @@ def softmax_of(node: Node) -> Softmax | None:
         return Softmax(source_of(node), argument(node, 1, "dim"))
     if name == "exp":
         return _by_logs(source_of(node))
-    inverse = inverse_of(node)
+    inverse = _inverse_of(node)
     if inverse is None:
         return None
     weights, total, inner = inverse
     if name_of(total) != "sum" or source_of(total) is not weights or argument(total, 2, "keepdim", False) is not True:
         return None
-    return exponential_of(weights, axis_of(total), total, inner)
+    return _exponential_of(weights, axis_of(total), total, inner)
 
 
 def _by_logs(difference: Any) -> Softmax | None:
@@ -65,7 +65,7 @@ def _by_logs(difference: Any) -> Softmax | None:
     return Softmax(source_of(log), axis_of(log), (difference, log), log=log)
 
 
-def inverse_of(node: Node) -> tuple[Node, Node, tuple[Node, ...]] | None:
+def _inverse_of(node: Node) -> tuple[Node, Node, tuple[Node, ...]] | None:
     """Return what a node divides, by what, and the nodes between."""
     one, other = source_of(node) if node.args else None, argument(node, 1, "other")
     if name_of(node) == "div" and argument(node, 2, "rounding_mode") is None:
@@ -86,7 +86,7 @@ def _inverted(node: Any) -> Any:
     return argument(node, 1, "other") if plain and source_of(node) == 1 else None
 
 
-def exponential_of(weights: Any, axis: Any, total: Node, inner: tuple[Node, ...] = ()) -> Softmax | None:
+def _exponential_of(weights: Any, axis: Any, total: Node, inner: tuple[Node, ...] = ()) -> Softmax | None:
     """Return the softmax that exponentials become when they are divided by their sum along an axis."""
     if name_of(weights) != "exp" or not isinstance(axis, int):
         return None
@@ -117,10 +117,54 @@ def largest_of(node: Any, scores: Any, axis: int) -> tuple[Node, ...]:
     return tuple(inner) if isinstance(own, int) and own % rank == axis % rank and keeps else ()
 
 
-def axis_of(node: Node) -> Any:
-    """Return the one axis that a reduction goes along."""
-    axis: Any = argument(node, 1, "dim")
-    return axis[0] if isinstance(axis, Sequence) and len(axis) == 1 else axis
+class Quotient(NamedTuple):
+    """A product of exponentials with values, divided by the sum of the exponentials.
+
+    Attributes:
+        product: the contraction.
+        softmax: what the exponentials become when they are divided.
+        exponentials: the node.
+        inner: nodes from the contraction to the quotient, and those of the sum.
+    """
+
+    product: Product
+    softmax: Softmax
+    exponentials: Node
+    inner: tuple[Node, ...]
+
+
+def quotient_of(node: Node, dims: Dims, right: bool) -> Quotient | None:
+    """Return how a node is such a quotient, if its result is indexed by ``dims``; ``None`` if it is none.
+
+    Args:
+        node: any.
+        dims: what indexes it.
+        right: whether the exponentials are the second operand of the contraction.
+    """
+    inverse = _inverse_of(node)
+    if inverse is None or broadcast(dims, inverse[0]) != dims:
+        return None
+    divided = followed(inverse[0], dims, is_contraction)
+    sums = broadcast(dims, inverse[1])
+    total = None if sums is None else followed(inverse[1], sums, lambda each: name_of(each) == "sum")
+    product = None if divided is None else product_of(divided[0], divided[1])
+    if divided is None or total is None or product is None or not product.summed or len(product.operands) != 2:
+        return None
+    exponentials = followed(*product.operands[1 if right else 0], lambda each: name_of(each) == "exp")
+    axis = axis_of(total[0])
+    if exponentials is None or not isinstance(axis, int):
+        return None
+    rows = list(total[1])
+    axis %= len(exponentials[1])
+    if argument(total[0], 2, "keepdim", False) is True:
+        rows.pop(axis)
+    rows.insert(axis, product.summed)
+    summed = followed(source_of(total[0]), tuple(rows), lambda each: each is exponentials[0])
+    softmax = _exponential_of(exponentials[0], axis, total[0])
+    if summed is None or softmax is None or list(map(expanded, summed[1])) != list(map(expanded, exponentials[1])):
+        return None
+    inner = (node, *inverse[2], *divided[2], divided[0], *total[2], *summed[2])
+    return Quotient(product, softmax, exponentials[0], inner)
 
 
 def logs_of(softmax: Softmax, dims: Dims) -> tuple[list[tuple[Node, Dims, bool]], list[Node]]:

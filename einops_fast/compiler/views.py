@@ -8,9 +8,17 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from einops_fast.compiler.equations import read_einsum
 from einops_fast.compiler.nest import Dims, expanded, regrouped
-from einops_fast.compiler.nodes import argument, dtype_of, expression, name_of, same_size, shape_of, source_of
+from einops_fast.compiler.nodes import (
+    argument,
+    dtype_of,
+    expression,
+    name_of,
+    read_einsum,
+    same_size,
+    shape_of,
+    source_of,
+)
 
 __all__ = ["broadcast", "followed", "is_cast", "permutation_of", "seen_through"]
 
@@ -97,10 +105,8 @@ def seen_through(node: Node, dims: Dims) -> tuple[Node, Dims] | None:
     return None
 
 
-def followed(
-    node: Any, dims: Dims, wanted: Callable[[Node], bool], casts: bool = True
-) -> tuple[Node, Dims, list[Node]] | None:
-    """Follow views, and casts if those don't matter, to a node that is ``wanted``.
+def followed(node: Any, dims: Dims, wanted: Callable[[Node], bool]) -> tuple[Node, Dims, list[Node]] | None:
+    """Follow views and casts to a node that is ``wanted``.
 
     Returns:
         That node, what indexes it, and the nodes on the way; ``None`` if the way ends before.
@@ -110,7 +116,7 @@ def followed(
         if wanted(node):
             return node, dims, way
         way.append(node)
-        if casts and is_cast(node):
+        if is_cast(node):
             node = source_of(node)
             continue
         seen = seen_through(node, dims)

@@ -2,15 +2,20 @@
 
 from einops_fast.nn.bert import BertSelfAttention
 from einops_fast.nn.causal import CausalSelfAttention
-from einops_fast.nn.dropout import FusedDropoutBias
 from einops_fast.nn.gpt import Conv1D, GPTAttention
 from einops_fast.nn.injection import OptimizeReport, optimize, restore
-from einops_fast.nn.linear import FusedLinear
-from einops_fast.nn.loss import CrossEntropyLoss
+from einops_fast.nn.layers import (
+    CrossEntropyLoss,
+    DropoutAddLayerNorm,
+    FusedDropoutBias,
+    FusedLinear,
+    LayerNorm,
+    LogSoftmax,
+    RMSNorm,
+    Softmax,
+)
 from einops_fast.nn.multihead import MultiHeadAttention
-from einops_fast.nn.norm import DropoutAddLayerNorm, LayerNorm, RMSNorm
 from einops_fast.nn.self_attention import QKVSelfAttention
-from einops_fast.nn.softmax import LogSoftmax, Softmax
 
 __all__ = [
     "BertSelfAttention",

@@ -18,16 +18,7 @@ _HEADS_FIRST = "b i h d, b g j d, b g j e -> b i h e"
 
 
 def head_dim_of(features: int, heads: int, names: tuple[str, str] = ("hidden_size", "num_attention_heads")) -> int:
-    """Features of a head.
-
-    Args:
-        features, heads: how many there are.
-        names: what the arguments for these are called.
-
-    Raises:
-        EinsumError: there are no features, or no heads.
-        ShapeError: the heads don't share all features evenly.
-    """
+    """Features of a head."""
     of_features, of_heads = names
     features = count(of_features, features, "a number of features, 1 or more")
     heads = count(of_heads, heads, "a number of heads, 1 or more")

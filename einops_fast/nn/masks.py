@@ -23,13 +23,6 @@ def mask_options(mask: Tensor, kv_length: int) -> dict[str, Tensor]:
 
     No value is read: kernels find out themselves which blocks of keys a mask hides, and a decision by values would
     wait for a GPU, and be wrong in a traced graph.
-
-    Args:
-        mask: boolean, True where a key is seen, or numbers to be added.
-        kv_length: how many keys there are.
-
-    Raises:
-        ShapeError: it has another number of axes.
     """
     if mask.dim() != 4:
         raise ShapeError(f"a mask has four axes (batch, heads, queries, keys), not shape {tuple(mask.shape)}")
@@ -43,10 +36,6 @@ def may_hide_all_keys(mask: Tensor, layer: int | None) -> bool:
     Rounding makes the scores of such a query one number, and decides its gradients. In a traced graph, where values
     can't be read, every mask of numbers may do so. On a GPU, to read waits for it: all layers of a model that get the
     same mask wait once, in each forward.
-
-    Args:
-        mask: of four axes.
-        layer: the number of the layer that asks.
     """
     if may_read_values(mask):
         return _hides_all_keys(mask)

@@ -154,11 +154,7 @@ def _with_heads(pattern: str, sequence: tuple[str, str] | None) -> tuple[str, tu
 def _read(
     terms: list[str], pattern: str, sequence: tuple[str, str] | None
 ) -> tuple[list[str], list[str], list[str], str, str]:
-    """The axes of each term, that of the queries and that of the keys.
-
-    Raises:
-        SubscriptsError: there isn't one of each.
-    """
+    """The axes of each term, that of the queries and that of the keys."""
     words = [term.split() for term in terms]
     letters = [list("".join(each)) for each in words]
     ways = [words] if any(len(each) > 1 for each in words) else [letters, words]

@@ -70,11 +70,7 @@ class Called(NamedTuple):
 
     @classmethod
     def from_row(cls, row: Mapping[str, str]) -> Called:
-        """Return what a row of a table says.
-
-        Raises:
-            EinsumError: it says no such thing.
-        """
+        """Return what a row of a table says."""
         try:
             arrays = tuple([None if each is None else _layout(each) for each in json.loads(row["arrays"])])
             given = json.loads(row["options"])
@@ -103,12 +99,13 @@ class Called(NamedTuple):
 
 
 def tell(kind: str, what: str, backend: Backend, arrays: Sequence[Any], options: Mapping[str, Any]) -> None:
-    """Tell observers of a call, unless an array has no strides; see :meth:`Called.of`."""
+    """Tell recorders of a call, unless an array has no strides; see :meth:`Called.of`."""
     try:
         call = Called.of(kind, what, backend, arrays, options)
     except Exception:  # of a nested tensor or a sparse one, say: the call itself says what is wrong
         return
-    observers.called(call)
+    for recorder in observers.active():
+        recorder.called(call)
 
 
 def of_plan(record: PlanRecord) -> Called:

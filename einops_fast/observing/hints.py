@@ -19,11 +19,7 @@ _WORTH_SAYING = 0.02
 
 
 def hints(record: PlanRecord) -> Iterator[str]:
-    """What to change, the most worthwhile first; nothing where all is well.
-
-    Args:
-        record: how often the plan ran, and how long.
-    """
+    """What to change, the most worthwhile first; nothing where all is well."""
     plan = record.plan
     found = sorted(copies(plan, record.runs), key=lambda copy: -copy.seconds)
     for copy in found:

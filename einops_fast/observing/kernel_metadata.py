@@ -10,19 +10,18 @@ from einops_fast.runtime import disk_cache
 __all__ = ["kernel_rows"]
 
 
-def kernel_rows(run: Callable[..., Any], dtype: str, moved: int) -> Iterator[Mapping[str, Any]]:
-    """A row for what a step with a choice became, once it has run; nothing for other steps.
+def kernel_rows(run: Callable[..., Any], moved: int) -> Iterator[Mapping[str, Any]]:
+    """Yield a row for what a step with a choice became, once it has run; nothing for other steps.
 
     Args:
         run: what a backend made of the step: a :class:`~einops_fast.backends.triton.contraction.choice.Choice`, or just
         calls.
-        dtype: of the operands.
         moved: bytes of operands and result.
     """
     chosen = getattr(run, "chosen", None)
     if chosen is None:
         return
-    timed = _timed(run, dtype)
+    timed = _timed(run)
     # What runs on copied operands is a kernel in its turn.
     way = getattr(chosen, "_then", chosen)
     tiling = getattr(way, "tiling", None)
@@ -49,18 +48,17 @@ def kernel_rows(run: Callable[..., Any], dtype: str, moved: int) -> Iterator[Map
     }
 
 
-def _timed(run: Any, dtype: str) -> Mapping[str, float | None]:
-    """The candidates that were measured, by name; ``None`` for those that failed."""
-    try:
-        record = disk_cache.read(run._key(dtype)) or {}
-    except (AttributeError, TypeError, ValueError):
-        return {}
-    candidates = record.get("candidates")
-    return candidates if isinstance(candidates, dict) else {}
+def _timed(run: Any) -> Mapping[str, float | None]:
+    """Return the candidates that were measured, by name; ``None`` for those that failed."""
+    for problem in run._problems.values():
+        candidates = (disk_cache.read(problem.key()) or {}).get("candidates")
+        if isinstance(candidates, dict):
+            return candidates
+    return {}
 
 
 def _compiled(way: Any) -> Any:
-    """The kernel that Triton made, if it has made one."""
-    kernel = vars(way).get("_kernel")
-    made: Mapping[Any, Any] = getattr(kernel, "_compiled", None) or {}
-    return next(iter(made.values()), None)
+    """Return the kernel that Triton made, if it was launched."""
+    kernel: Any = vars(way).get("_kernel")
+    launched = next(iter(kernel._launches), None) if kernel is not None else None
+    return None if launched is None else kernel.compile_for(*launched[1])

@@ -82,7 +82,7 @@ def _kernels(recorder: Recorder) -> list[Row]:
         {**plan_columns(record), "step": at, "calls": record.steps[at].calls, **row}
         for record in recorder.plans
         for at, (run, cost) in enumerate(zip(record.runs, record.plan.costs, strict=True))
-        for row in kernel_rows(run, record.plan.numerics.compute, cost.moved)
+        for row in kernel_rows(run, cost.moved)
     ]
 
 

@@ -4,42 +4,26 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import exp, log
+from operator import itemgetter
 
 from einops_fast.errors import EinsumError
-from einops_fast.explanation import aligned, scaled
+from einops_fast.explanation import scaled
 from einops_fast.metrics import read
+from einops_fast.observing.tables import aligned
 
 __all__ = ["summarize"]
 
 Row = dict[str, str]
+Cell = Callable[[Row], str]
 
 MISPREDICTED = 2.0
 """A time is mispredicted from this factor on, either way."""
 
 
 def summarize(folder: str | os.PathLike[str], top: int = 10) -> str:
-    """The summary of the tables in a folder, as text.
-
-    Args:
-        folder: with tables that :mod:`einops_fast.metrics` wrote.
-        top: the most lines of each list.
-
-    Raises:
-        EinsumError: there are none, or ``top`` isn't 1 at least.
-
-    Example:
-        >>> import tempfile
-        >>> import numpy as np
-        >>> from einops_fast import fast_einsum, metrics
-        >>> from einops_fast.observing.metrics_summary import summarize
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     with metrics.record(folder):
-        ...         _ = fast_einsum('id,jd->ij', np.ones((2, 3)), np.ones((4, 3)))
-        ...     print(summarize(folder).splitlines()[0])
-        1 plan, 1 call
-    """
+    """The summary of the tables in a folder, as text."""
     if top < 1:
         raise EinsumError(f"top is a number of lines, 1 at least, not {top}")
     tables = read(folder)
@@ -58,72 +42,48 @@ def _plans(plans: Sequence[Row], top: int) -> Iterator[str]:
         return
     calls = sum(int(row["calls"]) for row in plans)
     yield f"{_count(len(plans), 'plan')}, {_count(calls, 'call')}"
-    timed = [row for row in plans if _number(row, "median_seconds")]
-    if timed:
-        over = [_number(row, "median_seconds") / _number(row, "floor_seconds") for row in timed]
+    over = [time / _number(row, "floor_seconds") for row in plans if (time := _number(row, "median_seconds"))]
+    if over:
         yield f"geometric mean of time over floor: {_geomean(over):.2f}"
-    ordered = sorted(plans, key=lambda row: -_number(row, "total_seconds"))[:top]
-    yield from _listed(
-        "most time",
-        ["all", "one call", "calls", "equation", "shapes", "label"],
-        [
-            [
-                scaled(_number(row, "total_seconds"), "s"),
-                scaled(_number(row, "median_seconds"), "s"),
-                row["calls"],
-                row["equation"],
-                row["shapes"],
-                row["label"],
-            ]
-            for row in ordered
-        ],
-    )
+    columns = {
+        "all": _scaled("total_seconds", "s"),
+        "one call": _scaled("median_seconds", "s"),
+        **_as_written("calls", "equation", "shapes", "label"),
+    }
+    yield from _listed("most time", columns, sorted(plans, key=lambda row: -_number(row, "total_seconds"))[:top])
 
 
 def _copies(steps: Sequence[Row], top: int) -> Iterator[str]:
+    def copied(row: Row) -> float:
+        return _number(row, "copied_bytes") * int(row["calls"])
+
+    columns = {
+        "all": lambda row: scaled(copied(row), "B"),
+        "one call": _scaled("copied_bytes", "B"),
+        **_as_written("calls", "equation", "operands"),
+    }
     copying = [row for row in steps if _number(row, "copied_bytes")]
-    ordered = sorted(copying, key=lambda row: -_number(row, "copied_bytes") * int(row["calls"]))[:top]
-    yield from _listed(
-        "most bytes copied",
-        ["all", "one call", "calls", "equation", "operands"],
-        [
-            [
-                scaled(_number(row, "copied_bytes") * int(row["calls"]), "B"),
-                scaled(_number(row, "copied_bytes"), "B"),
-                row["calls"],
-                row["equation"],
-                row["operands"],
-            ]
-            for row in ordered
-        ],
-    )
+    yield from _listed("most bytes copied", columns, sorted(copying, key=lambda row: -copied(row))[:top])
 
 
 def _predictions(plans: Sequence[Row], top: int) -> Iterator[str]:
-    ratios = [
-        (_number(row, "median_seconds") / _number(row, "predicted_seconds"), row)
-        for row in plans
-        if _number(row, "median_seconds") and _number(row, "predicted_seconds")
-    ]
-    if not ratios:
+    timed = [row for row in plans if _number(row, "median_seconds") and _number(row, "predicted_seconds")]
+    if not timed:
         return
-    yield f"\ngeometric mean of measured over predicted time: {_geomean([ratio for ratio, _ in ratios]):.2f}"
-    wrong = [pair for pair in ratios if not 1 / MISPREDICTED < pair[0] < MISPREDICTED]
-    wrong.sort(key=lambda pair: -abs(log(pair[0])))
-    yield from _listed(
-        f"mispredicted by a factor of {MISPREDICTED:g} or more: {len(wrong)} of {len(ratios)}",
-        ["measured/predicted", "measured", "predicted", "equation", "shapes"],
-        [
-            [
-                f"{ratio:.2f}",
-                scaled(_number(row, "median_seconds"), "s"),
-                scaled(_number(row, "predicted_seconds"), "s"),
-                row["equation"],
-                row["shapes"],
-            ]
-            for ratio, row in wrong[:top]
-        ],
-    )
+
+    def ratio(row: Row) -> float:
+        return _number(row, "median_seconds") / _number(row, "predicted_seconds")
+
+    yield f"\ngeometric mean of measured over predicted time: {_geomean(list(map(ratio, timed))):.2f}"
+    wrong = [row for row in timed if not 1 / MISPREDICTED < ratio(row) < MISPREDICTED]
+    columns = {
+        "measured/predicted": lambda row: f"{ratio(row):.2f}",
+        "measured": _scaled("median_seconds", "s"),
+        "predicted": _scaled("predicted_seconds", "s"),
+        **_as_written("equation", "shapes"),
+    }
+    title = f"mispredicted by a factor of {MISPREDICTED:g} or more: {len(wrong)} of {len(timed)}"
+    yield from _listed(title, columns, sorted(wrong, key=lambda row: -abs(log(ratio(row))))[:top])
 
 
 def _kernels(kernels: Sequence[Row], top: int) -> Iterator[str]:
@@ -132,37 +92,40 @@ def _kernels(kernels: Sequence[Row], top: int) -> Iterator[str]:
     chosen = Counter(row["chosen_by"] for row in kernels)
     yield "\nkernels chosen by " + ", ".join(f"{how}: {count}" for how, count in chosen.most_common())
     spilling = [row for row in kernels if _number(row, "spills")]
-    yield from _listed(
-        "kernels that spill registers",
-        ["spills", "registers", "way", "equation"],
-        [[row["spills"], row["registers"], row["way"], row["equation"]] for row in spilling[:top]],
-    )
+    columns = _as_written("spills", "registers", "way", "equation")
+    yield from _listed("kernels that spill registers", columns, spilling[:top])
 
 
 def _fallbacks(fallbacks: Sequence[Row], top: int) -> Iterator[str]:
     counted: Counter[tuple[str, str]] = Counter()
     for row in fallbacks:
         counted[row["category"], row["reason"]] += int(row["calls"])
-    yield from _listed(
-        "what falls back, or is copied",
-        ["calls", "category", "reason"],
-        [[str(count), category, reason] for (category, reason), count in counted.most_common(top)],
-    )
+    yield from _counted("what falls back, or is copied", ("calls", "category", "reason"), counted, top)
 
 
 def _fusions(fusions: Sequence[Row], top: int) -> Iterator[str]:
     counted = Counter((row["what"], row["reason"] or "fused") for row in fusions)
-    yield from _listed(
-        "what compiled programs were searched for",
-        ["times", "what", "fused, or why not"],
-        [[str(count), what, how] for (what, how), count in counted.most_common(top)],
-    )
+    head = "times", "what", "fused, or why not"
+    yield from _counted("what compiled programs were searched for", head, counted, top)
 
 
-def _listed(title: str, head: list[str], rows: list[list[str]]) -> Iterator[str]:
+def _counted(title: str, head: tuple[str, ...], counted: Counter[tuple[str, str]], top: int) -> Iterator[str]:
+    rows = [dict(zip(head, (str(count), *words), strict=True)) for words, count in counted.most_common(top)]
+    yield from _listed(title, _as_written(*head), rows)
+
+
+def _listed(title: str, columns: Mapping[str, Cell], rows: Sequence[Row]) -> Iterator[str]:
     if rows:
         yield f"\n{title}"
-        yield from aligned([head, *rows], left=len(head))
+        yield from aligned([list(columns), *[[cell(row) for cell in columns.values()] for row in rows]], len(columns))
+
+
+def _as_written(*names: str) -> dict[str, Cell]:
+    return {name: itemgetter(name) for name in names}
+
+
+def _scaled(name: str, unit: str) -> Cell:
+    return lambda row: scaled(_number(row, name), unit)
 
 
 def _number(row: Row, name: str) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from einops_fast.observing import observers
+from einops_fast.observing.observers import recording
 from einops_fast.runtime.blocks import Block
 
 if TYPE_CHECKING:
@@ -41,13 +41,10 @@ def profile() -> Block[Profile]:
 def _profile() -> Iterator[Profile]:
     # Few programs are profiled: none should wait for this when it imports the package.
     from einops_fast.observing.profile_table import Profile
-    from einops_fast.observing.recording import Recorder
 
-    recorder = Recorder()
-    observers.start(recorder)
-    seen = Profile(recorder)
-    try:
-        yield seen
-    finally:
-        seen.end()
-        observers.stop(recorder)
+    with recording() as recorder:
+        seen = Profile(recorder)
+        try:
+            yield seen
+        finally:
+            seen.end()

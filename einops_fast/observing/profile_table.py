@@ -6,9 +6,10 @@ from collections import Counter
 from dataclasses import dataclass
 from time import perf_counter
 
-from einops_fast.explanation import aligned, scaled
+from einops_fast.explanation import scaled
 from einops_fast.observing.hints import hints
 from einops_fast.observing.recording import PlanRecord, Recorder
+from einops_fast.observing.tables import aligned
 
 __all__ = ["NativeRow", "Profile", "ProfileRow"]
 

@@ -20,7 +20,6 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from einops_fast.observing.observers import Program
 from einops_fast.planning.cost import ITEM_SIZES
 
 if TYPE_CHECKING:
@@ -29,6 +28,9 @@ if TYPE_CHECKING:
     from einops_fast.explanation import Explanation
     from einops_fast.observing.calls import Called
     from einops_fast.planning.plan import Plan
+
+Program = list[tuple[Callable[..., Any], tuple[int, ...]]]
+"""The calls of a plan, each with the slots that it reads."""
 
 __all__ = ["PlanRecord", "Recorder", "Times", "caller", "current_label", "floor_seconds"]
 
@@ -43,7 +45,6 @@ _MOST_RECORDS = 10_000
 
 _MOST_PENDING = 64
 """Times of a device that wait to be read; more would hold on to its events."""
-
 
 _MOST_NATIVE = 1e8
 """Products of a contraction up to which the framework's own einsum is timed beside a plan."""
@@ -169,26 +170,26 @@ class Recorder:
         self.calls: dict[tuple[str, Called], None] = {}
 
     def watch(self, plan: Plan, backend: Backend) -> _Watch:
-        """See :class:`einops_fast.observing.observers.Observer`."""
+        """Record a plan that is being compiled."""
         return _Watch(self, plan, backend)
 
     def left_to_native(self, backend: str, equation: str, reason: str) -> None:
-        """See :class:`einops_fast.observing.observers.Observer`."""
+        """Count a patched call that went to the framework's own function."""
         key = backend, equation, current_label.get(), caller(), reason
         self.native[key] = self.native.get(key, 0) + 1
 
     def attention(self) -> None:
-        """See :class:`einops_fast.observing.observers.Observer`."""
+        """Count a patched call of attention that is ours."""
         key = current_label.get(), caller()
         self.attended[key] = self.attended.get(key, 0) + 1
 
     def called(self, call: Called) -> None:
-        """See :class:`einops_fast.observing.observers.Observer`."""
+        """Keep an operator or an attention of a new kind that was called; a contraction is watched."""
         if len(self.calls) < _MOST_RECORDS:
             self.calls[current_label.get(), call] = None
 
     def fusion(self, found: Fusion) -> None:
-        """See :class:`einops_fast.observing.observers.Observer`."""
+        """Keep what was fused in a program that is being compiled, or could not be."""
         self.fusions.append(found)
 
     @property
@@ -224,7 +225,7 @@ _running = threading.local()
 
 
 class _Watch:
-    """A plan under observation."""
+    """A plan that is recorded by one recorder."""
 
     def __init__(self, recorder: Recorder, plan: Plan, backend: Backend) -> None:
         self.plan, self.backend = plan, backend
@@ -232,11 +233,13 @@ class _Watch:
         self._recorder = recorder
 
     def program(self, program: Program) -> Program:
+        """Return the calls of the plan's steps, each timed."""
         # Of who looks on besides, each would see the other's wrapping only.
         self.runs = tuple(unwrap(run) for run, _ in program)
         return [(self._timed(at, run), reads) for at, (run, reads) in enumerate(program)]
 
     def whole(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the plan as one callable, recorded."""
         mark, record = self.backend.mark, self._recorder.record
 
         def observed(*operands: Any) -> Any:

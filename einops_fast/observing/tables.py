@@ -3,60 +3,65 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
-__all__ = ["plain_table", "print_table", "rich_table"]
+__all__ = ["aligned", "plain_table", "print_table", "rich_table"]
 
 
-def rich_table(columns: Sequence[str], rows: Sequence[Sequence[str]], numbers: bool = False) -> Any:
-    """A table of rich's; ``None`` where it isn't installed.
-
-    Args:
-        columns: the heads.
-        rows: the cells, as text.
-        numbers: whether those of the last column are numbers.
-    """
+def rich_table(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], numbers: Collection[str] = (), title: str = ""
+) -> Any:
+    """Return a table of rich's; ``None`` where it isn't installed. What has failed, by its last cell, is red."""
     try:
         from rich.markup import escape
         from rich.table import Table
     except ImportError:
         return None
-    table = Table()
+    table = Table(title=title or None, title_justify="left")
     for column in columns:
-        last = column == columns[-1]
-        table.add_column(column, justify="right" if numbers and last else "left", overflow="fold")
+        table.add_column(column, justify="right" if column in numbers else "left", overflow="fold")
     for row in rows:
-        table.add_row(*map(escape, row))
+        table.add_row(*map(escape, row), style="red" if "failed" in row[-1] else None)
     return table
 
 
-def plain_table(columns: Sequence[str], rows: Sequence[Sequence[str]], numbers: bool = False) -> str:
-    """The same in lines of text.
+def plain_table(columns: Sequence[str], rows: Sequence[Sequence[str]], numbers: Collection[str] = ()) -> str:
+    """Return the same in lines of text, in which numbers come last.
 
-    >>> print(plain_table(['case', 'µs'], [['first', '1.5'], ['second', '12']], numbers=True))
+    >>> print(plain_table(['case', 'µs'], [['first', '1.5'], ['second', '12']], numbers=['µs']))
     case     µs
     first   1.5
     second   12
     """
-    widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
-    lines = []
-    for row in (columns, *rows):
-        *cells, last = map(str.ljust, row, widths)
-        lines.append("  ".join((*cells, last.strip().rjust(widths[-1]) if numbers else last)).rstrip())
-    return "\n".join(lines)
+    last = next((at for at, column in enumerate(columns) if {*columns[at:]} <= {*numbers}), len(columns))
+    return "\n".join(aligned([columns, *rows], left=last))
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], numbers: bool = True) -> None:
+def aligned(rows: Sequence[Sequence[str]], left: int) -> list[str]:
+    """Return cells as lines of columns, of which the first ``left`` are text and the others numbers."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if column < left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def print_table(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], numbers: Collection[str] = (), title: str = ""
+) -> None:
     """Print a table: in colour where rich is installed, else in plain text; see :func:`rich_table`."""
-    table = rich_table(columns, rows, numbers)
+    table = rich_table(columns, rows, numbers, title)
     if table is None:
-        print(plain_table(columns, rows, numbers))
+        print("\n".join(filter(None, (title, plain_table(columns, rows, numbers)))))
         return
     from rich.console import Console
 
     # Rich takes a file for a terminal of 80 columns.
-    console = Console(width=None if sys.stdout.isatty() else 180)
+    console = Console(width=None if sys.stdout.isatty() else 260)
     # By itself it ends the process where nobody reads any more.
     with console.capture() as printed:
         console.print(table)

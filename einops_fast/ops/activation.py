@@ -98,12 +98,7 @@ def linear(input: Any, weight: Any, bias: Any = None, *, activation: str = "none
 def read_linear(
     array: Any, weight: Any, bias: Any, activation: str = "none", prefix: str = "", operator: str = "linear"
 ) -> Callable[..., Any]:
-    """Check the arguments of :func:`linear`, and return what computes such arrays.
-
-    Raises:
-        ShapeError: sizes don't fit.
-        OperandError: input and weight have two dtypes.
-    """
+    """Check the arguments of :func:`linear`, and return what computes such arrays."""
     named = {f"{prefix}weight": weight, f"{prefix}bias": bias}
     function = function_for("linear", array, operator, (f"{prefix}weight",), **named)
     check_activation(activation)

@@ -16,11 +16,6 @@ __all__ = ["axis_of", "check_axis", "class_axis", "length"]
 def axis_of(dim: int | str | None, pattern: str | None, rank: int) -> int:
     """The axis that ``dim`` means, not negative; the last one if it is ``None``.
 
-    Raises:
-        SubscriptsError: there is no axis of this name, or a name without a pattern.
-        ShapeError: there aren't as many axes.
-        EinsumError: ``dim`` is neither a number nor a name.
-
     >>> axis_of(-2, None, 3), axis_of('i', 'b i j', 3), axis_of(None, None, 3)
     (1, 1, 2)
     """
@@ -45,9 +40,6 @@ def class_axis(
     probabilities: bool = False,
 ) -> int:
     """Return the axis of the classes of a cross entropy whose caller gave no ``dim``: the last one, or torch's, axis 1.
-
-    Raises:
-        ShapeError: both axes fit; or the pattern has another number of axes.
 
     >>> class_axis(None, (2, 6, 8), (2, 6)), class_axis(None, (2, 6, 8), (2, 8)), class_axis(None, (2, 6, 6), (6,))
     (2, 1, 2)

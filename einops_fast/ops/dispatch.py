@@ -94,12 +94,7 @@ def _keep(question: Hashable, given: Sequence[Any], options: tuple[Any, ...], ru
 def function_for(
     name: str, array: Any, operator: str, needs: tuple[str, ...] = (), **others: Any
 ) -> Callable[..., Callable[..., Any]]:
-    """Return the function of this name for arrays like this one, which takes arrays and options and returns a run.
-
-    Raises:
-        OperandError: the framework has none; another argument isn't an array of it, or is on another device; or the
-            dtype of one isn't for the operator.
-    """
+    """Return the function of this name for arrays like this one, which takes arrays and options and returns a run."""
     if array is None:
         raise OperandError(f"{operator} needs an input, which is None")
     backend = None

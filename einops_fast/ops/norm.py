@@ -173,12 +173,7 @@ def last_sizes(normalized_shape: Any) -> tuple[int, ...]:
 
 
 def _last_axes(normalized_shape: Any, shape: tuple[int, ...]) -> Sequence[int]:
-    """The axes that have these sizes.
-
-    Raises:
-        ShapeError: they have others.
-        EinsumError: it isn't made of sizes.
-    """
+    """The axes that have these sizes."""
     sizes = last_sizes(normalized_shape)
     first = len(shape) - len(sizes)
     if not sizes or first < 0:

@@ -120,12 +120,7 @@ def check_attention_options(options: Mapping[str, Any]) -> None:
 
 
 def head_counts(num_heads: Any, num_kv_heads: Any = None, name: str = "num_heads") -> tuple[int, int]:
-    """Heads of queries, and of keys and values, which are as many if ``None``.
-
-    Raises:
-        EinsumError: one isn't a number of heads.
-        ShapeError: the heads don't divide each other.
-    """
+    """Heads of queries, and of keys and values, which are as many if ``None``."""
     heads = count(name, num_heads, "a number of heads, 1 or more")
     kv_heads = heads if num_kv_heads is None else count("num_kv_heads", num_kv_heads, "a number of heads, 1 or more")
     if heads % kv_heads:

@@ -21,7 +21,7 @@ from einops_fast.arguments import hashable, label_list
 from einops_fast.backends import Backend, get_backend
 from einops_fast.einsum import plan_call
 from einops_fast.errors import EinsumError
-from einops_fast.observing.observers import left_to_native, observed
+from einops_fast.observing.observers import active, observed
 from einops_fast.patching.function_body import FunctionBody
 from einops_fast.patching.small_calls import SmallCalls, leave_to_loops, own_loops
 from einops_fast.planning.notation import parse
@@ -119,7 +119,9 @@ def _function(name: str, native: Callable[..., Any], backend: Backend, dialect: 
         except _ForOthers:
             pass
         except (EinsumError, _ForNative) as error:
-            left_to_native(name, operands[0] if operands else "", str(error))
+            equation = operands[0] if operands and isinstance(operands[0], str) else ""
+            for recorder in active():
+                recorder.left_to_native(name, equation, str(error))
         return native(*operands, **options)
 
     return einsum

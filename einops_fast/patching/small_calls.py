@@ -88,19 +88,7 @@ def know_loops(spelled: str | type, kind: type, loops: Callable[..., Any]) -> No
 
 
 def loops_suffice(operands: Sequence[Any]) -> bool:
-    """Return whether NumPy's loops are the fastest for these operands.
-
-    Args:
-        operands: of ``numpy.einsum``, of either form and of any types; they may be wrong.
-
-    Example:
-        >>> import numpy as np
-        >>> from einops_fast.patching.small_calls import loops_suffice
-        >>> loops_suffice(("ij,jk->ik", np.ones((2, 2)), np.ones((2, 2))))
-        True
-        >>> loops_suffice(("ij,jk->ik", np.ones((99, 99)), np.ones((99, 99))))
-        False
-    """
+    """Return whether NumPy's loops are the fastest for the operands of an einsum of either form, which may be wrong."""
     try:
         key = operands[0]
         if type(key) is not str:
@@ -128,12 +116,7 @@ def loops_suffice(operands: Sequence[Any]) -> bool:
 
 
 def leave_to_loops(equation: str, arrays: Sequence[Any]) -> None:
-    """Have calls with arrays like these go to the loops at once, which are all that their plan does.
-
-    Args:
-        equation: as it was given.
-        arrays: what it was given with. Calls with more than two take so long that it makes no difference.
-    """
+    """Have calls with arrays like these go to the loops at once, which are all that their plan does."""
     if len(arrays) == 2 and equation in _rules:
         left = _rules[equation].left
         if len(left) >= LIMIT:

@@ -8,7 +8,7 @@ from math import prod
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from einops_fast.observing.observers import watch_plan
+from einops_fast.observing.observers import active
 from einops_fast.planning.chains import chain_order
 from einops_fast.planning.cost import ITEM_SIZES, StepCost, step_costs
 from einops_fast.planning.factors import right_operands
@@ -108,7 +108,7 @@ def compile_plan(plan: Plan, backend: Backend) -> Callable[..., Any]:
     """The plan as one callable of the operands: the framework's calls and nothing else."""
     count = len(plan.operands)
     program = [(backend.emit(step), step.reads) for step in plan.steps]
-    watches = watch_plan(plan, backend)
+    watches = [recorder.watch(plan, backend) for recorder in active()]
     for watch in watches:
         program = watch.program(program)
     answer = backend.answer(len(plan.subscripts.output))

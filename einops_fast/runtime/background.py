@@ -11,9 +11,7 @@ import atexit
 import itertools
 import os
 import pickle
-import selectors
 import signal
-import struct
 import subprocess
 import sys
 import threading
@@ -22,7 +20,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
-from typing import IO, Any
+from multiprocessing.connection import Connection, Pipe, wait
+from typing import Any
 
 __all__ = ["available", "processors", "submit", "take_all_processors"]
 
@@ -31,9 +30,6 @@ _IDLE = 120.0
 
 _MOST = 8
 """Pieces of work at a time, and no more than half of the processors that each of a machine's ranks has."""
-
-_HEAD = struct.Struct("<QQ")
-"""Of a message: its number, and bytes of what follows."""
 
 _forked = False
 
@@ -44,25 +40,18 @@ def available() -> bool:
 
 
 def submit(function: Callable[..., Any], *arguments: Any) -> Future[Any]:
-    """Have a function called in another process. This may block while much is submitted: call it from a thread.
-
-    Args:
-        function: of a module's, which the server imports.
-        arguments: what can be pickled, as its result.
-
-    Returns:
-        What will have the result; whatever goes wrong is its exception.
-    """
+    """Have a function called in another process. This may block while much is submitted: call it from a thread."""
     return _server.submit(pickle.dumps((function, arguments)))
 
 
 class _Server:
-    """The server as the program sees it."""
+    """The server as the program sees it: both send pairs, of a number and what is pickled."""
 
     def __init__(self, most: int = 0) -> None:
         self._lock = threading.Lock()
         self._most = most
         self._process: subprocess.Popen[bytes] | None = None
+        self._commands: Connection | None = None
         self._waiting: dict[int, Future[Any]] = {}
         self._numbers = itertools.count()
 
@@ -71,47 +60,46 @@ class _Server:
         with self._lock:
             number = next(self._numbers)
             try:
-                if self._process is None:
-                    self._process = self._started()
+                commands = self._commands = self._commands or self._started()
                 self._waiting[number] = future
-                _write(self._process.stdin, number, work)
+                commands.send((number, work))
             except OSError as error:  # no such program, or it has just ended
                 self._waiting.pop(number, None)
                 future.set_exception(error)
         return future
 
-    def _started(self) -> subprocess.Popen[bytes]:
+    def _started(self) -> Connection:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("EINOPS_FAST_METRICS")}
         # It works for devices that it mustn't touch.
         environment |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONSAFEPATH": "1"}
         environment["CUDA_VISIBLE_DEVICES"] = ""
-        pipe, nowhere = subprocess.PIPE, subprocess.DEVNULL
-        command = [sys.executable, "-c", f"from {__name__} import serve; serve({self._most})"]
-        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=nowhere, env=environment)
-        threading.Thread(target=self._receive, args=(process,), daemon=True).start()
-        return process
+        (theirs, commands), (answers, there) = Pipe(duplex=False), Pipe(duplex=False)
+        pipes, nowhere = (theirs.fileno(), there.fileno()), subprocess.DEVNULL
+        command = [sys.executable, "-c", f"from {__name__} import serve; serve({self._most}, {pipes})"]
+        with theirs, there:
+            self._process = subprocess.Popen(
+                command, stdin=nowhere, stdout=nowhere, stderr=nowhere, env=environment, pass_fds=pipes
+            )
+        threading.Thread(target=self._receive, args=(self._process, commands, answers), daemon=True).start()
+        return commands
 
-    def _receive(self, process: subprocess.Popen[bytes]) -> None:
-        while (found := _read(process.stdout)) is not None:
-            number, answer = found
-            future = self._waiting.pop(number, None)
-            if future is not None:
-                _settle(future, answer)
+    def _receive(self, process: subprocess.Popen[bytes], commands: Connection, answers: Connection) -> None:
+        with answers, suppress(OSError, EOFError):
+            while True:
+                number, answer = answers.recv()
+                _settle(self._waiting.pop(number), answer)
         with self._lock:
-            if self._process is process:
-                self._process = None
+            if self._commands is commands:
+                self._commands = None
             lost, self._waiting = self._waiting, {}
         for future in lost.values():
             future.set_exception(RuntimeError("the process that should have done this has ended"))
         process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
 
     def stop(self) -> None:
-        process = self._process
-        if process is not None and process.stdin is not None:
-            with suppress(OSError):
-                process.stdin.close()
+        process, commands = self._process, self._commands
+        if process is not None and commands is not None:
+            commands.close()
             with suppress(subprocess.TimeoutExpired):
                 process.wait(1)
 
@@ -147,68 +135,31 @@ def _settle(future: Future[Any], answer: bytes) -> None:
         future.set_exception(value if isinstance(value, BaseException) else RuntimeError(value))
 
 
-def _write(stream: IO[bytes] | None, number: int, content: bytes) -> None:
-    assert stream is not None
-    stream.write(_HEAD.pack(number, len(content)) + content)
-    stream.flush()
-
-
-def _read(stream: IO[bytes] | None) -> tuple[int, bytes] | None:
-    """Return the next message and its number; ``None`` where there are no more."""
-    assert stream is not None
-    with suppress(OSError, ValueError, EOFError):
-        number, length = _HEAD.unpack(_exactly(stream, _HEAD.size))
-        return number, _exactly(stream, length)
-    return None
-
-
-def _exactly(stream: IO[bytes], length: int) -> bytes:
-    content = b""
-    while len(content) < length:
-        more = stream.read(length - len(content))
-        if not more:
-            raise EOFError
-        content += more
-    return content
-
-
-def serve(most: int = 0) -> None:
-    """Do what comes by the standard input until that ends, ``most`` pieces at a time; 0: as many as are spare."""
-    # What a piece of work prints mustn't get among the answers.
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
+def serve(most: int, pipes: tuple[int, int]) -> None:
+    """Do what comes by a pipe until that ends, ``most`` pieces at a time; 0: as many as are spare."""
+    commands, answers = Connection(pipes[0], writable=False), Connection(pipes[1], readable=False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # what a user stops is the program
     with suppress(OSError):
         os.nice(10)
     most, queue = most or _at_a_time(), deque[tuple[int, Callable[[], Any]]]()
-    with os.fdopen(0, "rb", buffering=0) as commands, selectors.DefaultSelector() as selector:
-        selector.register(commands, selectors.EVENT_READ)
-        running: dict[int, _Piece] = {}
-        while True:
+    running: dict[Any, _Piece] = {}
+    try:
+        while ready := wait([commands, *running], None if running else _IDLE):
+            for pipe in ready:
+                if pipe in running:
+                    piece = running.pop(pipe)
+                    answers.send((piece.number, piece.answer()))
+                else:
+                    number, work = commands.recv()
+                    queue.append((number, _read_work(work)))
             while queue and len(running) < most:
                 piece = _Piece(*queue.popleft())
                 running[piece.pipe] = piece
-                selector.register(piece.pipe, selectors.EVENT_READ)
-            events = selector.select(None if running else _IDLE)
-            goes_on = bool(events)
-            for key, _ in events:
-                if key.fileobj is not commands:
-                    piece = running[key.fd]
-                    if piece.read_on():
-                        # Forks have the pipe, too: a selector that is told by the system forgets it only if told so.
-                        selector.unregister(key.fd)
-                        del running[key.fd]
-                        _write(answers, piece.number, piece.answer())
-                elif (found := _read(commands)) is None:
-                    goes_on = False
-                else:
-                    queue.append((found[0], _read_work(found[1])))
-            if not goes_on:
-                for piece in running.values():
-                    # With the compilers that it has started.
-                    with suppress(ProcessLookupError):
-                        os.killpg(piece.pid, signal.SIGKILL)
-                return
+    except (EOFError, OSError):  # the program has ended
+        for piece in running.values():
+            # With the compilers that it has started.
+            with suppress(ProcessLookupError):
+                os.killpg(piece.pid, signal.SIGKILL)
 
 
 def processors() -> int:
@@ -236,14 +187,14 @@ def _raise(message: str) -> None:
 
 
 class _Piece:
-    """A piece of work that is done in a fork of the server."""
+    """A piece of work that is done in a fork of the server, which hears of its end by a pipe."""
 
     def __init__(self, number: int, call: Callable[[], Any]) -> None:
-        self.number, self._content = number, b""
-        self.pipe, theirs = os.pipe()
+        self.number = number
+        self.pipe, theirs = Pipe(duplex=False)
         self.pid = os.fork()
         if self.pid:
-            os.close(theirs)
+            theirs.close()
             return
         os.setpgid(0, 0)
         try:
@@ -251,19 +202,16 @@ class _Piece:
                 answer = pickle.dumps((True, call()))
             except BaseException as error:  # whatever it is, the program is told
                 answer = pickle.dumps((False, f"{type(error).__name__}: {error}"))
-            with os.fdopen(theirs, "wb") as stream:
-                stream.write(answer)
+            theirs.send_bytes(answer)
         finally:
             os._exit(0)
 
-    def read_on(self) -> bool:
-        """Read what it has answered since; return whether that was all."""
-        more = os.read(self.pipe, 1 << 16)
-        self._content += more
-        return not more
-
     def answer(self) -> bytes:
-        """Return what it has answered, after all is read."""
-        os.close(self.pipe)
+        """Return what it has answered, as soon as there is something to read."""
+        with self.pipe:
+            try:
+                answer = self.pipe.recv_bytes()
+            except EOFError:
+                answer = pickle.dumps((False, "the process that should have done this has died"))
         os.waitpid(self.pid, 0)
-        return self._content or pickle.dumps((False, "the process that should have done this has died"))
+        return answer

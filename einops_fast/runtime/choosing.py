@@ -45,22 +45,12 @@ def kernel_hash() -> str:
 
 
 def circumstances(device: str, versions: Mapping[str, str]) -> dict[str, Any]:
-    """Return what every measurement depends on, as part of its key.
-
-    Args:
-        device: its maker's name for the model.
-        versions: of the libraries that are measured.
-    """
+    """Return what every measurement depends on, as part of its key."""
     return {"device": device, "versions": {"einops_fast": __version__, "kernels": kernel_hash(), **versions}}
 
 
 def recall(key: Mapping[str, Any], mode: str) -> Record | None:
-    """Return what was measured for a key by this process or, but in the mode ``'always'``, by any other.
-
-    Args:
-        key: the problem and its :func:`circumstances`, as for :func:`einops_fast.runtime.disk_cache.read`.
-        mode: see :func:`einops_fast.autotune`.
-    """
+    """Return what was measured for a key by this process or, but in the mode ``'always'``, by any other."""
     text = json.dumps(key, sort_keys=True)
     record = _measured.get(text)
     if record is None and mode != "always":
@@ -104,12 +94,7 @@ def measure_once(
 
 
 def agree(key: Mapping[str, Any], mode: str, record: Record, usable: Callable[[str], bool]) -> Record:
-    """Write down what was measured, unless another process has done so meanwhile; return what all agree on.
-
-    Args:
-        key, mode, usable: as for :func:`measure_once`.
-        record: of this process.
-    """
+    """Write down what was measured, unless another process has done so meanwhile; return what all agree on."""
     theirs = None if mode == "always" else recall(key, mode)
     if theirs is not None and usable(theirs["choice"]):
         return theirs

@@ -70,14 +70,6 @@ def folder() -> Path:
 
     That is ``EINOPS_FAST_CACHE_DIR`` where it is set (a relative one from where the program was when it imported this),
     else the user's folder for caches.
-
-    Example:
-        >>> import os
-        >>> from unittest.mock import patch
-        >>> from einops_fast.runtime import disk_cache
-        >>> with patch.dict(os.environ, EINOPS_FAST_CACHE_DIR='/scratch/einops'):
-        ...     print(disk_cache.folder())
-        /scratch/einops
     """
     wanted = os.environ.get("EINOPS_FAST_CACHE_DIR")
     return Path(_IMPORTED_IN, os.path.expanduser(wanted)) if wanted else _usual_folder()
@@ -91,11 +83,6 @@ def read(key: Mapping[str, Any]) -> dict[str, Any] | None:
 
     Raises:
         TypeError, ValueError: JSON can't hold the key. Nothing else is ever raised.
-
-    Example:
-        >>> from einops_fast.runtime import disk_cache
-        >>> disk_cache.read({'problem': 'one that nobody has measured'}) is None
-        True
     """
     text = _canonical(key)
     entry = _load(_path(text))
@@ -124,12 +111,7 @@ def write(key: Mapping[str, Any], record: Mapping[str, Any]) -> None:
 
 
 def entries() -> Iterator[Entry]:
-    """All entries, in no order that means anything.
-
-    Example:
-        >>> from einops_fast.runtime import disk_cache
-        >>> choices = [entry.record['choice'] for entry in disk_cache.entries() if 'choice' in entry.record]
-    """
+    """All entries, in no order that means anything."""
     for path in _files():
         if path.suffix == ".json":
             entry = _load(path)

@@ -10,20 +10,7 @@ __all__ = ["write_whole"]
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a text in place of what is there: whoever reads meanwhile, or after a failure, finds the one or the other.
-
-    Raises:
-        OSError: as of any file; what was there is there still.
-
-    Example:
-        >>> import tempfile
-        >>> from pathlib import Path
-        >>> from einops_fast.runtime.files import write_whole
-        >>> with tempfile.TemporaryDirectory() as tmp:
-        ...     write_whole(Path(tmp, 'a.txt'), 'whole')
-        ...     Path(tmp, 'a.txt').read_text()
-        'whole'
-    """
+    """Write a text in place of what is there: whoever reads meanwhile, or after a failure, finds one of both."""
     # In the same folder, as os.replace is atomic within one file system only.
     temporary = path.with_name(f"{path.stem}.{os.urandom(8).hex()}.tmp")
     try:

@@ -115,13 +115,7 @@ class Times:
 
 
 def time_runs(makers: Mapping[str, Callable[[], Run]], clock: Clock, policy: Policy) -> Times:
-    """Time ways that compute the same, each made by its maker. One that fails is left out.
-
-    Args:
-        makers: by name, in the order in which they are tried first.
-        clock: of the device.
-        policy: how.
-    """
+    """Time ways that compute the same, each made by its maker. One that fails is left out."""
     end = perf_counter() + policy.longest
     runs, times = _first_runs(makers, clock, policy, end)
     best = min(map(min, times.values()), default=0.0)

@@ -147,9 +147,6 @@ def native_first(
         operands: arrays of it.
         as_given: whether the framework reads the equation as it was given, as the first part of the question.
         asks_first: whether later calls ask :class:`NewShapes` first, as those do whose equation was ``as_given``.
-
-    Raises:
-        ShapeError: an axis has two sizes.
     """
     if observed():  # an observer sees plans
         return None

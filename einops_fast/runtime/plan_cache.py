@@ -69,13 +69,7 @@ def keep(kept: dict[K, T], key: K, value: T) -> None:
 
 
 def remember_alike(question: Hashable, like: Callable[[Sequence[Any]], bool], run: Callable[..., Any]) -> None:
-    """Keep a compiled plan for operands that are alike, unless it's kept; the oldest of its question goes first.
-
-    Args:
-        question: everything that it depends on but the operands.
-        like: whether operands are like those that it was made for.
-        run: the plan.
-    """
+    """Keep a compiled plan for operands that are alike, unless it's kept; the oldest of its question goes first."""
     with _lock:
         if len(_alike) >= LIMIT:
             _alike.clear()

@@ -60,11 +60,7 @@ def check_precision(precision: str) -> None:
 
 
 def traced_precision(override: str | None = None) -> str | None:
-    """What a call that is traced allows by itself or by a block in the same code; ``None``: what there is when it runs.
-
-    Args:
-        override: the call's own argument, where it has one; it is right.
-    """
+    """Return what a traced call allows by itself or by a block in the same code; ``None``: what holds when it runs."""
     precision: str | None = traced_value("precision") if override is None else override
     return precision
 

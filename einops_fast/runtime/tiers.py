@@ -339,12 +339,7 @@ class Tiers(Generic[W]):
 
 
 def settle_all(told: Callable[[str, int, int], None] = lambda what, done, of: None, compares: bool = False) -> None:
-    """Choose now for every problem that calls have been made of.
-
-    Args:
-        told: is told what has been done, for how many problems, and of how many.
-        compares: see :meth:`Tiers.settle`.
-    """
+    """Choose now for every problem that calls have been made of."""
     undecided = list(_undecided)
     if background.available():
         # All at a time, on as many processors as there are.

@@ -84,29 +84,13 @@ def by_any_size(run: Callable[..., T]) -> Callable[..., T]:
 
 
 def current_mode(override: str | None = None) -> str:
-    """The mode of a call: its own argument, else the innermost :func:`autotune` block's, else the default.
-
-    Args:
-        override: the call's own argument, where it has one.
-
-    Raises:
-        EinsumError: there is no such mode. Of the default, which nobody may need, that is said here.
-
-    Example:
-        >>> from einops_fast.runtime.tuning import current_mode
-        >>> current_mode('always')
-        'always'
-    """
+    """The mode of a call: its own argument, else the innermost :func:`autotune` block's, else the default."""
     # What a block has set is known to be right.
     return _checked(_mode.get(), _VARIABLE) if override is None else _checked(override, "the mode of autotune")
 
 
 def traced_mode(override: str | None = None) -> str | None:
-    """The mode of a call that is traced, if it doesn't have that of the time when it runs.
-
-    Args:
-        override: the call's own argument, where it has one.
-    """
+    """The mode of a call that is traced, if it doesn't have that of the time when it runs."""
     if override is not None:
         return _checked(override, "the mode of autotune")
     mode: str | None = traced_value("autotune")
@@ -114,29 +98,12 @@ def traced_mode(override: str | None = None) -> str | None:
 
 
 def is_reproducible() -> bool:
-    """Return whether a call has to give the same bits each time and in each process.
-
-    Example:
-        >>> from einops_fast.runtime.tuning import autotune, is_reproducible
-        >>> with autotune('reproducible'):
-        ...     is_reproducible()
-        True
-    """
+    """Return whether a call has to give the same bits each time and in each process."""
     return unchecked_mode() == "reproducible"
 
 
 def holds(mode: str) -> bool:
-    """Whether a call without an argument has this mode, so that an argument needs no :func:`autotune` block.
-
-    Args:
-        mode: what may be one. No other holds, even if the default is as wrong.
-
-    Example:
-        >>> from einops_fast.runtime.tuning import autotune, holds
-        >>> with autotune('never'):
-        ...     holds('never'), holds('auto')
-        (True, False)
-    """
+    """Whether a call without an argument has this mode, so that an argument needs no :func:`autotune` block."""
     return mode == _mode.get() and mode in MODES
 
 

@@ -36,13 +36,7 @@ __all__ = ["launches_of", "tune_absent"]
 def tune_absent(
     calls: Sequence[Called], gpu: AbsentGpu, told: Callable[[str, int, int], None]
 ) -> list[tuple[Called, str]]:
-    """Compile what calls would launch; return those that failed, and why.
-
-    Args:
-        calls: of torch's tensors.
-        gpu: what for.
-        told: is told what has been done, for how many, and of how many.
-    """
+    """Compile what calls would launch; return those that failed, and why."""
     background.take_all_processors()
     failed: dict[Called, str] = {}
     pieces: dict[Future[Any], Called] = {}

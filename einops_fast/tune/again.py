@@ -30,11 +30,7 @@ def numbers_like(layout: Layout, device: int | str) -> Any:
 
 
 def run_of(call: Called, arrays: Sequence[Any]) -> Callable[..., Any]:
-    """Return what makes a call of arrays like these.
-
-    Raises:
-        EinsumError: there is no such operator.
-    """
+    """Return what makes a call of arrays like these."""
     if call.kind == "einsum":
         given, backend = call.given, get_backend("torch")
         dtype = None if given["dtype"] is None else getattr(torch, given["dtype"])

@@ -78,14 +78,7 @@ def kernels_folder(path: Path) -> Iterator[Path]:
 
 
 def pack(path: Path, kernels: Path, capability: tuple[int, int], device: str | None) -> None:
-    """Write a bundle: kernels that were compiled into a folder, and all choices of these sources on a device.
-
-    Args:
-        path: where to.
-        kernels: from :func:`kernels_folder`.
-        capability: compute capability that the kernels are for.
-        device: the model that the choices were measured on; ``None`` if nothing was measured.
-    """
+    """Write a bundle: kernels that were compiled into a folder, and all choices of these sources on a device."""
     whole, found = kernels.parent, 0
     (whole / _CHOICES).mkdir(exist_ok=True)
     for entry in disk_cache.entries():
@@ -105,11 +98,7 @@ def pack(path: Path, kernels: Path, capability: tuple[int, int], device: str | N
 
 
 def bring_in(path: Path) -> Brought:
-    """Copy the kernels and choices of a bundle to where they are looked for on this machine.
-
-    Raises:
-        EinsumError: it is no bundle, or one for other sources, another Triton or another GPU.
-    """
+    """Copy the kernels and choices of a bundle to where they are looked for on this machine."""
     if path.is_dir():
         return _bring_in(path)
     with tempfile.TemporaryDirectory() as made:

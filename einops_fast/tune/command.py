@@ -17,9 +17,9 @@ from einops_fast.backends.gpu_driver import gpu_properties
 from einops_fast.backends.triton_support import installed_version, interpreted
 from einops_fast.errors import EinsumError
 from einops_fast.observing.calls import Called
+from einops_fast.observing.progress import progress
 from einops_fast.observing.tables import print_table
 from einops_fast.tune.bundle import check_target, kernels_folder, pack
-from einops_fast.tune.progress import progress
 from einops_fast.tune.recorded import read_calls, why_not
 
 __all__ = ["add_to", "tune"]
@@ -53,11 +53,7 @@ def add_to(commands: Any) -> None:
 
 
 def tune(options: argparse.Namespace) -> int:
-    """Do what the command is asked for, and return its exit status.
-
-    Raises:
-        EinsumError: it can't be done.
-    """
+    """Do what the command is asked for, and return its exit status."""
     absent = absent_gpu(options.device) if options.device.startswith("sm_") else None
     calls = read_calls(options.file)
     reasons = {call: why_not(call, bool(options.device)) for call in calls}
@@ -69,7 +65,6 @@ def tune(options: argparse.Namespace) -> int:
                 [call.kind, str(call), _dtypes(call), call.direction, "yes" if why is None else f"no: {why}"]
                 for call, why in reasons.items()
             ],
-            numbers=False,
         )
         return 0
     number = _number(options.device) if absent is None else 0
@@ -107,11 +102,7 @@ def _run(calls: Sequence[Called], absent: AbsentGpu | None, number: int) -> list
 
 
 def _number(device: str) -> int:
-    """Return the number of a GPU of this machine.
-
-    Raises:
-        EinsumError: there is no such GPU.
-    """
+    """Return the number of a GPU of this machine."""
     here = gpu_properties()
     if not here:
         raise EinsumError(

@@ -18,13 +18,7 @@ __all__ = ["tune_here"]
 
 
 def tune_here(calls: Sequence[Called], device: int, told: Callable[[str, int, int], None]) -> list[tuple[Called, str]]:
-    """Make calls again, and choose for all that they begin; return those that failed, and why.
-
-    Args:
-        calls: of torch's tensors on a GPU.
-        device: the number of the one to tune for.
-        told: is told what has been done, for how many, and of how many.
-    """
+    """Make calls again, and choose for all that they begin; return those that failed, and why."""
     import torch
 
     from einops_fast.backends.torch.beginning import differentiate

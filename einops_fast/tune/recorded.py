@@ -16,11 +16,7 @@ __all__ = ["in_words", "read_calls", "why_not"]
 
 
 def read_calls(path: str | os.PathLike[str]) -> list[Called]:
-    """Return the calls in a table that metrics have written, or in all of a folder, each once.
-
-    Raises:
-        EinsumError: there is no such table, or a row of it can't be read.
-    """
+    """Return the calls in a table that metrics have written, or in all of a folder, each once."""
     path = Path(path)
     if path.is_dir():
         rows: Sequence[dict[str, str]] = metrics.read(path)["calls"]

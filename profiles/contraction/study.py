@@ -79,11 +79,7 @@ def _not_in_mxnet(framework: Framework) -> None:
 
 
 def import_cupy(framework: Framework) -> Any:
-    """CuPy, for a torch on a GPU.
-
-    Raises:
-        Unavailable: it isn't here, or doesn't work.
-    """
+    """Return CuPy, for a torch on a GPU; raise :class:`Unavailable` where it doesn't work."""
     _in_torch(framework)
     if framework.device != "gpu":
         raise Unavailable("CuPy runs on a GPU only")

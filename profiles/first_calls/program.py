@@ -1,17 +1,11 @@
-"""One program whose lengths vary, in a process of its own: ``python -m einops_fast.profiles.first_calls.program JOB``.
-
-The process prints as JSON what its passes took, and once more after it has waited for its kernels.
-"""
+"""One program whose lengths vary: what its passes take, and once more after it has waited for its kernels."""
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -19,28 +13,15 @@ from time import perf_counter
 from typing import Any
 
 from einops_fast import attention, fast_einsum, ops, wait_for_kernels
-from einops_fast.profiles.first_calls.cases import FAMILIES, LengthsCase
-from einops_fast.profiles.frameworks import Framework, load
-from einops_fast.profiles.processes import surroundings
+from einops_fast.profiles.first_calls.cases import LengthsCase
+from einops_fast.profiles.frameworks import Framework
+from einops_fast.profiles.processes import Job
 from einops_fast.profiles.timing.accuracy import EPSILON
 from einops_fast.profiles.ways import Call, Inputs, Way, answer, bind
 
-__all__ = ["FUNCTIONS", "Found", "Job", "batches", "in_a_new_process", "measured", "ways_of"]
+__all__ = ["FUNCTIONS", "Found", "batches", "measured", "ways_of"]
 
 STEADY = 3  # Passes whose median is the steady one
-
-
-@dataclass(frozen=True)
-class Job:
-    """What a process measures: a case and a way by name, in so many passes before its kernels are waited for."""
-
-    case: str
-    what: str
-    dtype: str
-    backward: bool
-    device: str
-    threads: int
-    passes: int
 
 
 @dataclass(frozen=True)
@@ -175,38 +156,3 @@ def _all_of(way: Way, given: Inputs, dtype: str) -> list[Any]:
 def _error(found: Sequence[Any], expected: Sequence[Any]) -> float:
     pairs = zip(found, expected, strict=True)
     return max(float((one - other).abs().max() / other.abs().max().clamp_min(1e-30)) for one, other in pairs)
-
-
-def in_a_new_process(job: Job, longest: float) -> Found:
-    """Do a job with empty caches, of which nothing is kept; after ``longest`` seconds nobody waits for kernels.
-
-    Raises:
-        RuntimeError: the process has failed; the message is the end of what it says.
-    """
-    command = [sys.executable, "-m", __spec__.name, json.dumps(asdict(job))]
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        caches = {"TRITON_CACHE_DIR": f"{folder}/triton", "EINOPS_FAST_CACHE_DIR": f"{folder}/einops_fast"}
-        settings = surroundings({"EINOPS_FAST_AUTOTUNE": "auto", **caches})
-        try:
-            done = subprocess.run(command, env=settings, capture_output=True, text=True, timeout=longest)
-        except subprocess.TimeoutExpired as late:
-            told, trouble = (late.stdout or b"").decode(), f"nothing after {longest:.0f} s"
-        else:
-            told, trouble = done.stdout, done.stderr.strip()[-2000:]
-            if done.returncode:
-                raise RuntimeError(trouble or f"the process ended with status {done.returncode}")
-    if not told:
-        raise RuntimeError(trouble)
-    return Found(**json.loads(told.splitlines()[-1]))
-
-
-def main(text: str) -> None:
-    """Do the job that this text describes."""
-    job = Job(**json.loads(text))
-    case = next(case for family in FAMILIES.values() for case in family if case.name == job.case)
-    for found in measured(job, case.scaled(job.device, job.dtype), load("torch", job.device, job.threads)):
-        print(json.dumps(asdict(found)), flush=True)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

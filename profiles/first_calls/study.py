@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from einops_fast.profiles.first_calls.cases import FAMILIES
-from einops_fast.profiles.first_calls.program import Job, batches, in_a_new_process, ways_of
-from einops_fast.profiles.frameworks import Framework
-from einops_fast.profiles.reporting.cells import AFTER, BEFORE, Line, lines_of, table
-from einops_fast.profiles.reporting.charts import Chart
+from einops_fast.profiles.first_calls.program import Found, batches, measured, ways_of
+from einops_fast.profiles.frameworks import Framework, load
+from einops_fast.profiles.processes import Job, begun, empty_caches
+from einops_fast.profiles.reporting.cells import AFTER, BEFORE, lines_of, side_by_side, table, times
 from einops_fast.profiles.reporting.records import Ceiling, Note, Options, Record, Row
 from einops_fast.profiles.reporting.report import Table, geomean
 from einops_fast.profiles.study import Study, Task
@@ -44,6 +44,7 @@ class FirstCallsStudy(Study):
     }
     dtypes: Mapping[str, tuple[str, ...]] = {"cpu": ("float32",), "gpu": ("bfloat16",)}
     efforts: Mapping[str, Effort] = {"cpu": FULL, "gpu": FULL}
+    drawn = False
 
     def offered(self, framework: Framework, options: Options) -> tuple[tuple[str, ...], list[Record]]:
         note = Note("These programs ran in the mode 'auto', each in a process with empty caches.")
@@ -62,7 +63,8 @@ class FirstCallsStudy(Study):
             job = Job(task.case.name, what, task.dtype, task.backward, framework.device, framework.threads, passes)
             others: dict[str, Any] = {}
             try:
-                found = in_a_new_process(job, longest)
+                with empty_caches() as caches, begun(self.name, job, caches, longest) as process:
+                    found = Found(**process.answer())
             except RuntimeError as error:
                 timing = Timing(what, failure=str(error).splitlines()[-1], details=str(error))
             else:
@@ -73,10 +75,20 @@ class FirstCallsStudy(Study):
                 others = {"phases": found.seconds, "kernels": f"{found.kernels} compiled"}
             yield Row.of(framework.name, task.case, task.dtype, timing, backward=task.backward, **others)
 
+    def do(self, job: Job) -> Iterator[Found]:
+        case = next(case for family in FAMILIES.values() for case in family if case.name == job.case)
+        yield from measured(job, case.scaled(job.device, job.dtype), load("torch", job.device, job.threads))
+
     def tables(self, rows: Sequence[Row]) -> list[Table]:
         """One table of all cases."""
         lines = lines_of(rows, self.native)
-        columns = {**BEFORE, **{f"{shown}, ms: native / ours": _both(phase) for phase, shown in SHOWN.items()}}
+        columns = {
+            **BEFORE,
+            **{
+                f"{shown}, ms: native / ours": side_by_side(tuple(self.makers), _time_of(phase), ".1f")
+                for phase, shown in SHOWN.items()
+            },
+        }
         columns |= {"kernels": AFTER["kernels of ours"], "check": AFTER["check"]}
         summary = []
         for phase, shown in SHOWN.items():
@@ -87,14 +99,6 @@ class FirstCallsStudy(Study):
                 summary.append(f"{shown}: native/ours {geomean(ratios):.2f}, worst {min(ratios):.2f}")
         return [table("Programs whose lengths vary", lines, columns, *summary)]
 
-    def charts(self, rows: Sequence[Row], ceilings: Sequence[Ceiling]) -> list[Chart]:
-        """None: a row has several times."""
-        return []
 
-
-def _both(phase: str) -> Callable[[Line], str]:
-    def cell(line: Line) -> str:
-        seconds = [row.phases.get(phase) if row is not None else None for row in (line.native, line.ours)]
-        return " / ".join("–" if each is None else f"{each * 1e3:.1f}" for each in seconds)
-
-    return cell
+def _time_of(phase: str) -> Callable[[Row], float | None]:
+    return lambda row: times(1e3, row.phases.get(phase))

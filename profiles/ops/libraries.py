@@ -62,11 +62,7 @@ LIBRARIES: dict[str, dict[str, tuple[str, str, Callable[[Function, OpCase], Func
 
 
 def function_of(library: str, case: OpCase) -> Function:
-    """The function of a library for a case.
-
-    Raises:
-        Unavailable: it has none, or can't be imported, of its own dependencies.
-    """
+    """Return the function of a library for a case; raise :class:`Unavailable` where it has none."""
     if case.op not in LIBRARIES[library]:
         raise Unavailable(f"{library} has no {case.op}")
     module, name, adapt = LIBRARIES[library][case.op]

@@ -111,11 +111,7 @@ def _called_with(part: Any, call: Callable[[], Any], torch: Any) -> tuple[tuple[
 
 
 def _model(case: OpCase, torch: Any, attention: str | None, device: Any) -> Any:
-    """A model of one layer with random parameters, always the same.
-
-    Raises:
-        Unavailable: transformers isn't installed, or can't be imported.
-    """
+    """A model of one layer with random parameters, always the same."""
     try:
         transformers: Any = import_module("transformers")
         bert = transformers.BertConfig, transformers.BertModel

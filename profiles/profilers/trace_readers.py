@@ -54,12 +54,7 @@ def short_name(name: str) -> str:
 
 
 def read_kernels(path: Path) -> dict[str, float]:
-    """Seconds by kernel, over the whole file; of a trace from a CPU, by operator.
-
-    Raises:
-        OSError: there is no such file.
-        UnknownFormat: it isn't understood, or nothing is in it.
-    """
+    """Seconds by kernel, over the whole file; of a trace from a CPU, by operator."""
     data = path.read_bytes()
     found: Iterable[tuple[str, float]]
     if data.startswith(b"SQLite format 3"):

@@ -47,11 +47,7 @@ def watched(row: Row, framework: Framework, call: Call, folder: str = "") -> Ite
 
 
 def kernel_times(framework: Framework, call: Call, calls: int = 3, path: Path | None = None) -> dict[str, float]:
-    """Seconds of one call by kernel (on a CPU: by operator), longest first, from a trace that may be kept.
-
-    Raises:
-        Unavailable: the framework has no profiler.
-    """
+    """Seconds of one call by kernel (on a CPU: by operator), longest first, from a trace that may be kept."""
     if framework.name not in ("torch", "mxnet"):
         raise Unavailable(f"{framework.name} has no profiler of its own")
     with tempfile.TemporaryDirectory() as nowhere:

@@ -1,15 +1,10 @@
-"""One program, one way, in a process of its own: ``python -m einops_fast.profiles.programs.program JOB``.
-
-The process tells what its first steps took, waits for a line, and then tells what its steps take.
-"""
+"""One program, one way: what its first steps take, and then what its later ones do."""
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import asdict, replace
+from dataclasses import replace
 from statistics import median, quantiles
 from time import perf_counter
 from typing import Any
@@ -18,9 +13,9 @@ import torch
 
 import einops_fast
 from einops_fast.nn import optimize
-from einops_fast.profiles.frameworks import Framework, Unavailable, load
-from einops_fast.profiles.programs.cases import FAMILIES
-from einops_fast.profiles.programs.job import Found, Job
+from einops_fast.profiles.frameworks import Framework, Unavailable
+from einops_fast.profiles.processes import Job
+from einops_fast.profiles.programs.cases import FAMILIES, Found
 from einops_fast.profiles.programs.models import MODELS, Program
 
 __all__ = ["COMPILERS", "measured"]
@@ -134,16 +129,3 @@ def _round(step: Step, times: int, framework: Framework) -> tuple[float, float]:
 def _told(made: Any) -> float:
     """Return the loss, or how large a result is."""
     return float(made.detach().float().square().mean().sqrt())
-
-
-def main(text: str) -> None:
-    """Do the job that this text describes; wait for a line before what is timed."""
-    job = Job(**json.loads(text))
-    found = measured(job, load("torch", job.device, job.threads))
-    print(json.dumps(asdict(next(found))), flush=True)
-    sys.stdin.readline()
-    print(json.dumps(asdict(next(found))), flush=True)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

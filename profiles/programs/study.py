@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-import tempfile
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from contextlib import ExitStack
 from typing import Any
 
-from einops_fast.profiles.frameworks import Framework
-from einops_fast.profiles.processes import surroundings
-from einops_fast.profiles.programs.cases import FAMILIES
-from einops_fast.profiles.programs.job import Found, Job
-from einops_fast.profiles.reporting.cells import AFTER, BEFORE, NOTHING, Line, lines_of, table, times
-from einops_fast.profiles.reporting.charts import Chart
+from einops_fast.profiles.frameworks import Framework, load
+from einops_fast.profiles.processes import Child, Job, begun, empty_caches
+from einops_fast.profiles.programs.cases import FAMILIES, Found
+from einops_fast.profiles.reporting.cells import AFTER, BEFORE, lines_of, side_by_side, table, times
 from einops_fast.profiles.reporting.records import Ceiling, Note, Options, Record, Row
 from einops_fast.profiles.reporting.report import Table, geomean
 from einops_fast.profiles.study import Study, Task
@@ -25,7 +18,6 @@ from einops_fast.profiles.ways import Way
 
 __all__ = ["ProgramsStudy"]
 
-PROGRAM = "einops_fast.profiles.programs.program"
 LONGEST = 300.0  # Seconds until a program must have made its first steps
 ALLOWED = {"bfloat16": 2e-2, "float16": 5e-3, "float32": 1e-4}
 """How far the losses of the first steps may be from those of the eager program, relative to them."""
@@ -50,6 +42,7 @@ class ProgramsStudy(Study):
     guests = ("optimize", "attention()", "max-autotune", "optimize+compile")
     dtypes: Mapping[str, tuple[str, ...]] = {"cpu": ("float32",), "gpu": ("bfloat16",)}
     efforts: Mapping[str, Effort] = {"cpu": FULL, "gpu": FULL}
+    drawn = False
 
     def offered(self, framework: Framework, options: Options) -> tuple[tuple[str, ...], list[Record]]:
         names, told = super().offered(framework, options)
@@ -60,15 +53,15 @@ class ProgramsStudy(Study):
         """A row for each way: all compile side by side, one at a time is timed."""
         framework, case = task.framework, task.case
         names = [name for name in task.names if name != "attention()" or case.model == "two_einsums"]
-        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-            running = {name: _Process(task, name, folder) for name in names}
-            try:
-                for process in running.values():
-                    process.ready()
-                found = {name: process.answer() for name, process in running.items()}
-            finally:
-                for process in running.values():
-                    process.end()
+        running: dict[str, Child] = {}
+        with ExitStack() as stack:
+            for name in names:
+                caches = stack.enter_context(empty_caches())
+                job = Job(case.name, name, task.dtype, task.backward, framework.device, framework.threads)
+                running[name] = stack.enter_context(begun(self.name, job, caches, LONGEST))
+            for process in running.values():
+                process.ready()
+            found = {name: _answer(process) for name, process in running.items()}
         eager = found.get(self.native)
         timings = {name: _judged(name, each, eager, ALLOWED[task.dtype]) for name, each in found.items()}
         ruled_out = (self.ours, *self.unrivalled)
@@ -86,31 +79,32 @@ class ProgramsStudy(Study):
                         others |= {"best": best, "to_best": each.step / rivals[best]}
             yield Row.of(framework.name, case, task.dtype, timing, **others)
 
+    def do(self, job: Job) -> Iterator[Found]:
+        from einops_fast.profiles.programs.program import measured
+
+        yield from measured(job, load("torch", job.device, job.threads))
+
     def tables(self, rows: Sequence[Row]) -> list[Table]:
         """One table of all cases."""
         lines = lines_of(rows, self.native)
         ways = [name for name in self.makers if any(name in line.ways for line in lines)]
         columns = dict(BEFORE)
-        columns["step, ms: " + " / ".join(ways)] = _each(ways, lambda row: times(1e3, row.seconds))
-        columns["first step, s: " + " / ".join(ways)] = _each(ways, lambda row: row.phases.get("first"))
-        columns["peak, GB: " + " / ".join(ways)] = _each(ways, lambda row: times(1e-9, row.peak_bytes))
+        columns["step, ms: " + " / ".join(ways)] = side_by_side(ways, lambda row: times(1e3, row.seconds), ".4g")
+        columns["first step, s: " + " / ".join(ways)] = side_by_side(ways, lambda row: row.phases.get("first"), ".4g")
+        columns["peak, GB: " + " / ".join(ways)] = side_by_side(ways, lambda row: times(1e-9, row.peak_bytes), ".4g")
         columns |= {"fused": AFTER["kernels of ours"], "check": AFTER["check"]}
         ratios = [line.ours.to_best for line in lines if line.ours.to_best]
         told = "ours / the best of eager and compiled: {:.2f}, worst {:.2f}"
         summary = [told.format(geomean(ratios), max(ratios))] if ratios else []
         return [table("Whole programs", lines, columns, *summary)]
 
-    def charts(self, rows: Sequence[Row], ceilings: Sequence[Ceiling]) -> list[Chart]:
-        """None: a row has several times."""
-        return []
 
-
-def _each(ways: Sequence[str], value: Callable[[Row], float | None]) -> Callable[[Line], str]:
-    def cell(line: Line) -> str:
-        values = [value(line.ways[way]) if way in line.ways else None for way in ways]
-        return " / ".join(NOTHING if each is None else f"{each:.4g}" for each in values)
-
-    return cell
+def _answer(process: Child) -> Found | str:
+    """Return what a process has found, or why it has failed."""
+    try:
+        return Found(**process.answer())
+    except RuntimeError as error:
+        return str(error)
 
 
 def _judged(name: str, found: Found | str, eager: Found | str | None, allowed: float) -> Timing:
@@ -125,45 +119,3 @@ def _judged(name: str, found: Found | str, eager: Found | str | None, allowed: f
     return Timing(
         name, None if wrong else found.step, found.spread, eager.step / found.step, error, wrong, host=found.host
     )
-
-
-class _Process:
-    """A way of a program, in a process with empty caches."""
-
-    def __init__(self, task: Task, what: str, folder: str) -> None:
-        framework = task.framework
-        job = Job(task.case.name, what, task.dtype, framework.device, framework.threads)
-        caches = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "EINOPS_FAST_CACHE_DIR")
-        own = {name: f"{folder}/{what}/{name}" for name in caches}
-        self.complaints = tempfile.TemporaryFile("w+")  # noqa: SIM115  `end` closes it
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", PROGRAM, json.dumps(asdict(job))],
-            env=surroundings({"EINOPS_FAST_AUTOTUNE": "auto", **own}),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self.complaints,
-            text=True,
-        )
-        self.late = threading.Timer(LONGEST, self.process.kill)
-        self.late.start()
-
-    def ready(self) -> None:
-        """Wait for the first steps."""
-        assert self.process.stdout is not None
-        self.process.stdout.readline()
-        self.late.cancel()
-
-    def answer(self) -> Found | str:
-        """Have the next steps timed; return what was found, or the end of what the process complained of."""
-        told, _ = self.process.communicate("\n")
-        if self.process.returncode == 0:
-            return Found(**json.loads(told.splitlines()[-1]))
-        self.complaints.seek(0)
-        return self.complaints.read()[-4000:] or f"nothing after {LONGEST:.0f} s"
-
-    def end(self) -> None:
-        """Leave nothing running."""
-        self.late.cancel()
-        self.process.kill()
-        self.process.wait()
-        self.complaints.close()

@@ -11,8 +11,8 @@ from einops_fast.profiles.reporting.report import Table, geomean
 
 __all__ = [
     "AFTER", "BEFORE", "BEHIND", "NOTHING", "RATIOS", "Line", "best_over_ours", "by_case", "comparison", "gigabytes",
-    "is_behind", "lines_of", "megabytes", "milliseconds", "over_floor", "ratio", "table", "teraflops", "times",
-    "verdict",
+    "is_behind", "lines_of", "megabytes", "milliseconds", "over_floor", "ratio", "side_by_side", "table", "teraflops",
+    "times", "verdict",
 ]  # fmt: skip
 
 BEHIND = 1.02  # Ours is behind from this ratio to the best peer on; what is nearer is within the noise of a run
@@ -99,6 +99,16 @@ def verdict(rows: Iterable[Row]) -> str:
     absent = [f"{row.what}: {row.failure}" for row in rows if row.failure and row.guest]
     told = f"failed: {'; '.join(failed)}" if failed else "right"
     return f"{told} (without {'; '.join(absent)})" if absent else told
+
+
+def side_by_side(ways: Sequence[str], value: Callable[[Row], float | None], digits: str) -> Callable[[Line], str]:
+    """The cell with a number of each way of a line."""
+
+    def cell(line: Line) -> str:
+        values = [value(line.ways[way]) if way in line.ways else None for way in ways]
+        return " / ".join(NOTHING if each is None else format(each, digits) for each in values)
+
+    return cell
 
 
 # A line per case

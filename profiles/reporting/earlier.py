@@ -76,9 +76,6 @@ def finished(before: Result, options: Options) -> tuple[str, ...]:
     """What an earlier run has measured to the end, as :func:`~einops_fast.profiles.reporting.records.task` names it.
 
     Memory is looked at last: where that of ours is known, all is. What failed is tried again.
-
-    Raises:
-        ValueError: it was measured in another way than ``options`` say.
     """
     if (before.quick, set(before.peers)) != (options.quick, set(options.peers)):
         raise ValueError(
@@ -94,11 +91,7 @@ def _way(quick: bool, peers: tuple[str, ...]) -> str:
 
 
 def check_same_machine(before: Result, machine: Machine) -> None:
-    """Whether times of an earlier run can stand beside those of this machine.
-
-    Raises:
-        ValueError: device, processor, threads or versions differ.
-    """
+    """Raise ValueError unless times of an earlier run can stand beside those of this machine."""
     then_was = before.environment.get(machine.framework, {})
     pairs = {
         "device": (before.device if machine.gpu else machine.device, machine.device),

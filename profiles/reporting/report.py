@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import io
-import os
 import re
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp, log
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from einops_fast.observing.tables import print_table
 from einops_fast.profiles.reporting.records import Machine, Row, phase
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from einops_fast.profiles.reporting.results import Result
 
 __all__ = [
-    "Table", "console", "environment_table", "geomean", "markdown", "markdown_table", "measured_on", "print_table",
-    "save", "skips_table", "slug",
+    "Table", "environment_table", "geomean", "markdown", "markdown_table", "measured_on", "save", "show", "skips_table",
+    "slug",
 ]  # fmt: skip
 
 
@@ -58,45 +54,11 @@ def geomean(values: Iterable[float]) -> float:
     return exp(sum(logs) / len(logs))
 
 
-def check_rich() -> None:
-    """End the process, with what to install, where tables can't be printed."""
-    try:
-        import rich.console  # noqa: F401
-    except ImportError:
-        sys.exit("the tables of einops_fast.profiles need rich: pip install 'einops_fast[profile]'")
-
-
-def console() -> Console:
-    """Where tables are printed."""
-    check_rich()
-    from rich.console import Console
-
-    class Lasting(Console):
-        def on_broken_pipe(self) -> None:
-            """Nobody reads any more: by itself it would end the process, and what is still to be measured."""
-            self.quiet = True
-            with open(os.devnull, "w") as nowhere:
-                os.dup2(nowhere.fileno(), sys.stdout.fileno())
-
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # rather than end where there's no sign for µ
-    # Rich takes a file for a terminal of 80 columns, and cuts what doesn't fit.
-    return Lasting(width=None if sys.stdout is not None and sys.stdout.isatty() else 260)
-
-
-def print_table(to: Console, table: Table) -> None:
-    """Print a table; lines of failures are red."""
-    from rich.markup import escape
-    from rich.table import Table as RichTable
-
-    rendered = RichTable(title=table.title, title_justify="left")
-    for column in table.columns:
-        rendered.add_column(column, justify="right" if re.search("ms|µs|/", column) else "left")
-    for cells in table.cells:
-        rendered.add_row(*map(escape, cells), style="red" if "failed" in cells[-1] else None)
-    to.print(rendered)
-    for line in table.summary:
-        to.print(line, highlight=False, markup=False)
+def show(table: Table) -> None:
+    """Print a table, and what follows from it."""
+    numbers = [column for column in table.columns if re.search("ms|µs|/", column)]
+    print_table(table.columns, table.cells, numbers, table.title)
+    print(*table.summary, sep="\n")
 
 
 def measured_on(machines: Sequence[Machine]) -> Machine:

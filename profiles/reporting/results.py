@@ -73,11 +73,7 @@ class Result:
 
 
 def read_result(path: Path) -> Result:
-    """What :meth:`Result.write_json` wrote, now or in an earlier version, which may have kept less, or more of a row.
-
-    Raises:
-        ValueError: it is no such file.
-    """
+    """Return what :meth:`Result.write_json` wrote, now or in an earlier version, which may have kept less or more."""
     try:
         data = json.loads(path.read_text("utf-8"))
         rows = [{name: value for name, value in row.items() if name in ROW_FIELDS} for row in data.pop("rows")]

@@ -167,11 +167,7 @@ def _tree(module: str) -> tuple[ast.stmt, ...]:
 
 
 def _definition(module: str, name: str) -> tuple[ast.stmt, str]:
-    """Where a name is defined, through all modules that import it from there, and the text below an assignment.
-
-    Raises:
-        LookupError: the module neither defines nor imports it.
-    """
+    """Where a name is defined, through all modules that import it from there, and the text below an assignment."""
     body = _tree(module)
     for each, after in zip(body, [*body[1:], None], strict=True):
         if isinstance(each, ast.FunctionDef | ast.ClassDef) and each.name == name:

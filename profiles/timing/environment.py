@@ -13,11 +13,11 @@ from typing import Any
 
 import einops_fast
 from einops_fast.profiles.frameworks import Framework
-from einops_fast.profiles.timing.processors import available_threads, cpu_name, thread_environment
+from einops_fast.profiles.timing.processors import cpu_name, thread_environment
+from einops_fast.runtime.background import processors
 
 __all__ = ["environment", "versions"]
 
-# What nvidia-smi is asked.
 # What nvidia-smi is asked.
 GPU_QUERY = {
     "driver": "driver_version",
@@ -58,7 +58,7 @@ def environment(framework: Framework) -> dict[str, str]:
     found = {
         "system": platform.platform(),
         "CPU": cpu_name(),
-        "CPUs": f"{available_threads()} usable of {os.cpu_count()}",
+        "CPUs": f"{processors()} usable of {os.cpu_count()}",
         "threads": str(framework.threads),
         "CPU clock": f"{min(clocks):.0f}–{max(clocks):.0f} MHz" if clocks else "",
         "CPU governor": "".join(_lines("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")).strip(),

@@ -17,11 +17,7 @@ class _TimeIsUp(BaseException):
 
 @contextmanager
 def limited(seconds: float, what: str) -> Iterator[None]:
-    """Give the block ``seconds``. There is no limit off the main thread, nor on Windows.
-
-    Raises:
-        TimeoutError: the block took longer.
-    """
+    """Give the block ``seconds``. There is no limit off the main thread, nor on Windows."""
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -17,9 +17,6 @@ def peak_memory(framework: Framework, call: Callable[[], Any]) -> int:
 
     On a GPU the allocator of torch keeps count; on a CPU NumPy tells :mod:`tracemalloc` of its arrays, and the
     profiler of torch sees every allocation.
-
-    Raises:
-        Unavailable: the framework doesn't tell.
     """
     if framework.name == "numpy":
         return _traced(call)

@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
 import platform
 
-__all__ = ["available_threads", "cpu_name", "gpu_count", "thread_environment"]
-
-
-def available_threads() -> int:
-    """How many CPUs this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+__all__ = ["cpu_name", "thread_environment"]
 
 
 def thread_environment(threads: int) -> dict[str, str]:
@@ -26,15 +19,3 @@ def cpu_name() -> str:
             return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()
-
-
-def gpu_count() -> int:
-    """How many GPUs the CUDA driver sees."""
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return 0
-    count = ctypes.c_int(0)
-    if driver.cuInit(0) == 0:
-        driver.cuDeviceGetCount(ctypes.byref(count))
-    return count.value

@@ -1,15 +1,12 @@
 """Blocks of attention_backend inside and around what torch.compile traces."""
 
-from __future__ import annotations
-
 import pytest
 
 from einops_fast import attention, attention_backend
 from einops_fast.attention.registry import allowed_names
 
 
-def test_a_block_inside_what_is_compiled_counts_there_alone():
-    torch = pytest.importorskip("torch")
+def test_a_block_inside_what_is_compiled_counts_there_alone(torch):
     q = torch.ones(2, 5, 3, 8)
     graphs = []
 

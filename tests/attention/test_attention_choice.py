@@ -1,7 +1,5 @@
 """Which implementation is used: the registry, the restriction and the choice by measurement."""
 
-from __future__ import annotations
-
 import threading
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -309,8 +307,7 @@ def torch_call(dropout_p=0.0, lse=False, gradients=True):
 
 @pytest.mark.parametrize("lse", [False, True])
 @pytest.mark.parametrize("gradients", [False, True])
-def test_calls_that_are_timed_by_the_host_leave_nothing_behind(monkeypatch, gradients, lse):
-    torch = pytest.importorskip("torch")
+def test_calls_that_are_timed_by_the_host_leave_nothing_behind(monkeypatch, gradients, lse, torch):
     from einops_fast.backends.torch.attention.implementations.clock import TorchClock
 
     waits = []
@@ -326,9 +323,8 @@ def test_calls_that_are_timed_by_the_host_leave_nothing_behind(monkeypatch, grad
 
 
 @pytest.mark.parametrize("gradients", [False, True])
-def test_what_is_timed_is_what_a_call_does(gradients):
+def test_what_is_timed_is_what_a_call_does(gradients, torch):
     """With gradients, and from the caller's arrays; not only the part that all implementations have."""
-    torch = pytest.importorskip("torch")
     from einops_fast.backends.torch.attention.implementations.clock import TorchClock
 
     seen = []
@@ -491,8 +487,7 @@ def test_classes_of_problems_tell_features_apart(change):
     assert problem_class(replace(SPEC, **change)) != problem_class(SPEC)
 
 
-def test_measuring_leaves_no_trace_in_tensors_or_random_numbers(monkeypatch):
-    torch = pytest.importorskip("torch")
+def test_measuring_leaves_no_trace_in_tensors_or_random_numbers(monkeypatch, torch):
     from einops_fast.backends.torch.attention.implementations.clock import TorchClock
 
     clock = TorchClock("cuda:0")
@@ -513,8 +508,7 @@ def test_measuring_leaves_no_trace_in_tensors_or_random_numbers(monkeypatch):
     assert torch.equal(state, torch.get_rng_state())
 
 
-def test_a_compiler_can_trace_the_choice_on_a_gpu(monkeypatch):
-    torch = pytest.importorskip("torch")
+def test_a_compiler_can_trace_the_choice_on_a_gpu(monkeypatch, torch):
     from einops_fast.backends.torch.attention.implementations import devices
 
     monkeypatch.setattr(prepare, "_device", lambda array, framework: "cuda:0")

@@ -1,23 +1,19 @@
 """What libraries say that they can do: torch's own conditions, which hold while a compiler traces a call, too."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from attention_spec import SPEC
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-torch: Any = pytest.importorskip("torch")
-
-from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
-
-from einops_fast import attention, attention_backend  # noqa: E402
-from einops_fast.attention import prepare  # noqa: E402
-from einops_fast.attention.spec import AttentionInputs  # noqa: E402
-from einops_fast.backends.torch.attention.implementations import clock, devices, fa4, sdpa  # noqa: E402
-from einops_fast.runtime.plan_cache import clear_plans  # noqa: E402
+from einops_fast import attention, attention_backend
+from einops_fast.attention import prepare
+from einops_fast.attention.spec import AttentionInputs
+from einops_fast.backends.torch.attention.implementations import clock, devices, fa4, sdpa
+from einops_fast.runtime.plan_cache import clear_plans
 
 BIAS = {"bias": (2, 8, 1000, 1000), "bias_dtype": "float32"}
 ODD = {"strides": ((520000, 65, 520, 1),) * 3}

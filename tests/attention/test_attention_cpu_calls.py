@@ -1,19 +1,16 @@
 """Calls on a CPU that are asked in the same words: looked up without being read again, and never the wrong one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention as native
 
-torch: Any = pytest.importorskip("torch")
-from torch.nn.functional import scaled_dot_product_attention as native  # noqa: E402
-
-from einops_fast import attention, attention_backend, scaled_dot_product_attention  # noqa: E402
-from einops_fast.attention import attend, drop_in  # noqa: E402
-from einops_fast.runtime.plan_cache import clear_plans  # noqa: E402
+from einops_fast import attention, attention_backend, scaled_dot_product_attention
+from einops_fast.attention import attend, drop_in
+from einops_fast.runtime.plan_cache import clear_plans
 
 P = "b h i d, b g j d, b g j e -> b h i e"
 Q_MASK = torch.arange(12).reshape(3, 4) % 3 > 0

@@ -1,24 +1,19 @@
 """What lies beyond the ends of sequences, and ends that lie beyond the arrays."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import pytest
+import torch
+from attention_arrays import arrays_of
+from attention_problems import DEVICE, Poisoned, whole_calls
 
-torch: Any = pytest.importorskip("torch")
-pytest.importorskip("triton")
-
-from attention_arrays import arrays_of  # noqa: E402
-from attention_problems import DEVICE, Poisoned, whole_calls  # noqa: E402
-
-from einops_fast import attention, attention_backend  # noqa: E402
-from einops_fast.attention.memory import score_memory  # noqa: E402
-from einops_fast.backends.torch.attention import runs as torch_attention_runs  # noqa: E402
-from einops_fast.errors import OperandError, ShapeError  # noqa: E402
+from einops_fast import attention, attention_backend
+from einops_fast.attention.memory import score_memory
+from einops_fast.backends.torch.attention import runs as torch_attention_runs
+from einops_fast.errors import OperandError, ShapeError
 
 CACHED = "b i h d, b j h d, b j h e -> b i h e"
 PAGED = "b i h d, page j h d, page j h e -> b i h e"

@@ -1,7 +1,5 @@
 """What is predicted and said of an attention without computing it: FLOPs, bytes, times, and who can do it."""
 
-from __future__ import annotations
-
 import inspect
 from dataclasses import replace
 from pathlib import Path
@@ -72,8 +70,7 @@ def test_options_of_attention_have_one_default():
     assert {name: parameters[name].default for name in Options._fields} == Options._field_defaults
 
 
-def test_explanation_of_tensors():
-    torch = pytest.importorskip("torch")
+def test_explanation_of_tensors(torch):
     q = torch.ones(2, 3, 4, 8, requires_grad=True)
     found = explain_attention(q, q, q, layout="bshd")
     assert found.implementation == "cpu"
@@ -85,8 +82,7 @@ def test_explanation_of_tensors():
     assert (found.implementation, found.spec.varlen, found.spec.q_len) == ("math", True, 5)
 
 
-def test_explanation_predicts_in_a_block_too():
-    torch = pytest.importorskip("torch")
+def test_explanation_predicts_in_a_block_too(torch):
     q = torch.ones(2, 300, 4, 8)
     with attention_backend("math", "cpu"):
         found = explain_attention(q, q, q, layout="bshd")

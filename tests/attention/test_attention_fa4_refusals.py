@@ -1,25 +1,20 @@
 """FlashAttention-4 that refuses when it is called, in compiled code too: our own kernels do the call."""
 
-from __future__ import annotations
-
 import sys
 import warnings
 from types import SimpleNamespace
 from typing import Any
 
+import fa4_stand_in
 import pytest
+import torch
+from attention_problems import tiles
+from fa4_calls import BR, THD, P, check, made, results
 
-torch: Any = pytest.importorskip("torch")
-pytest.importorskip("triton")
-
-import fa4_stand_in  # noqa: E402
-from attention_problems import tiles  # noqa: E402
-from fa4_calls import BR, THD, P, check, made, results  # noqa: E402
-
-from einops_fast import attention, attention_backend  # noqa: E402
-from einops_fast.attention import attend  # noqa: E402
-from einops_fast.backends.torch.attention.implementations import devices, fa4, fa4_ops  # noqa: E402
-from einops_fast.runtime.plan_cache import clear_plans  # noqa: E402
+from einops_fast import attention, attention_backend
+from einops_fast.attention import attend
+from einops_fast.backends.torch.attention.implementations import devices, fa4, fa4_ops
+from einops_fast.runtime.plan_cache import clear_plans
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the stand-in runs on a CPU")
 

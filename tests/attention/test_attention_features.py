@@ -1,7 +1,5 @@
 """Every feature of attention against a loop in float64, on NumPy arrays and on torch tensors, in pieces and whole."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 
 import numpy as np
@@ -143,8 +141,7 @@ def test_odd_sizes(lengths, features):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-def test_low_precision_is_computed_in_float32(dtype):
-    torch = pytest.importorskip("torch")
+def test_low_precision_is_computed_in_float32(dtype, torch):
     q, k, v = (each.to(getattr(torch, dtype)) for each in arrays_of("torch", operands(33, 65)))
     exact, _ = naive(*(each.double().numpy() for each in (q, k, v)), causal=True)
     with attention_backend("math"):
@@ -221,8 +218,7 @@ def test_pages_against_the_same_keys_side_by_side(framework, pattern):
     np.testing.assert_allclose(numbers(found), expected.transpose(0, 2, 1, 3), rtol=1e-12, atol=1e-12)
 
 
-def test_dropout_drops_weights_and_scales_the_others():
-    torch = pytest.importorskip("torch")
+def test_dropout_drops_weights_and_scales_the_others(torch):
     q, v = torch.zeros(1, 400, 4), torch.eye(100)[None]
     with attention_backend("math"):
         found = attention("b i d, b j d, b j e -> b i e", q, torch.zeros(1, 100, 4), v, dropout_p=0.25)
@@ -247,9 +243,8 @@ def _single(given):
 
 
 @pytest.mark.parametrize("case", ["mask", "mask-2", "mask-keys", "bias", "bias-heads", "bias-mask"])
-def test_masks_of_the_backends_on_a_gpu(case, monkeypatch):
+def test_masks_of_the_backends_on_a_gpu(case, monkeypatch, torch):
     """What they are given for a mask, on a CPU: also with gradients, and rows without any key."""
-    torch = pytest.importorskip("torch")
     from einops_fast.backends.torch.attention.implementations import sdpa
 
     monkeypatch.setattr(sdpa.Efficient, "unavailable", lambda self, device: None)

@@ -1,7 +1,5 @@
 """What the reference holds at a time, measured: scores of as many queries as the limit lets it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tracemalloc

@@ -1,16 +1,13 @@
 """Attention whose lengths change from call to call, on a CPU: right for any, and planned where lengths come back."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from einops_fast import attention, scaled_dot_product_attention  # noqa: E402
-from einops_fast.attention import attend  # noqa: E402
-from einops_fast.runtime.plan_cache import clear_plans  # noqa: E402
+from einops_fast import attention, scaled_dot_product_attention
+from einops_fast.attention import attend
+from einops_fast.runtime.plan_cache import clear_plans
 
 
 @pytest.fixture(autouse=True)

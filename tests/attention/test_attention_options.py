@@ -1,21 +1,16 @@
 """Options of `attention` as numbers of any kind: told apart by value, and said clearly where they are none."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from attention_problems import DEVICE, whole_calls
+from torch._subclasses import FakeTensorMode
 
-torch: Any = pytest.importorskip("torch")
-pytest.importorskip("triton")
-
-from attention_problems import DEVICE, whole_calls  # noqa: E402
-from torch._subclasses import FakeTensorMode  # noqa: E402
-
-from einops_fast import attention, attention_backend  # noqa: E402
-from einops_fast.errors import EinsumError, OperandError  # noqa: E402
+from einops_fast import attention, attention_backend
+from einops_fast.errors import EinsumError, OperandError
 
 P = "b i h d, b j h d, b j h e -> b i h e"
 WAYS = ("triton", "math", "cpu")

@@ -1,7 +1,5 @@
 """Patterns and layouts of attention: which axis is what, any order of axes, any strides, and what is refused."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -205,8 +203,7 @@ def test_bad_operands(operands, layout, message):
         attention(*operands, layout=layout)
 
 
-def test_arrays_of_two_frameworks_are_named():
-    torch = pytest.importorskip("torch")
+def test_arrays_of_two_frameworks_are_named(torch):
     with pytest.raises(OperandError, match=r"q and v are of two frameworks, numpy and torch"):
         attention("b h i d, b g j d, b g j e -> b h i e", Q, K, torch.from_numpy(V))
     with pytest.raises(OperandError, match=r"bias is on meta"):
@@ -215,8 +212,7 @@ def test_arrays_of_two_frameworks_are_named():
         )  # fmt: skip
 
 
-def test_tensors_that_cannot_be_read_are_named():
-    torch = pytest.importorskip("torch")
+def test_tensors_that_cannot_be_read_are_named(torch):
     q, pattern = torch.ones(2, 3), "i d, j d, j e -> i e"
     for _ in range(2):  # whatever is remembered of dense ones
         with pytest.raises(OperandError, match=r"^q is a tensor of layout torch.sparse_coo; attention takes dense"):
@@ -276,8 +272,7 @@ def test_any_strides(framework, name):
     np.testing.assert_allclose(np.asarray(found), naive(Q, np.asarray(expanded), V)[0], rtol=1e-12, atol=1e-12)
 
 
-def test_nothing_is_copied_on_the_way_to_an_implementation(monkeypatch):
-    torch = pytest.importorskip("torch")
+def test_nothing_is_copied_on_the_way_to_an_implementation(monkeypatch, torch):
     seen = {}
 
     class Spy(registry.Implementation):

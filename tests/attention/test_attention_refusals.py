@@ -1,7 +1,5 @@
 """Libraries that refuse, when they are called, what they were said to do: another implementation does it."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 
@@ -125,9 +123,8 @@ def test_a_compiler_that_lacks_shared_memory_refuses_and_one_that_lacks_memory_d
     assert not is_refusal(error)
 
 
-def test_cudnn_that_refuses_leaves_the_call_to_the_next_library(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cudnn_that_refuses_leaves_the_call_to_the_next_library(monkeypatch: pytest.MonkeyPatch, torch: Any) -> None:
     """Its operator, which is called without torch's choice before it, is the one that refuses."""
-    torch: Any = pytest.importorskip("torch")
     from einops_fast.attention import prepare
     from einops_fast.backends.torch.attention.implementations import devices, sdpa
 

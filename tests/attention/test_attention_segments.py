@@ -1,18 +1,11 @@
 """Numbers of segments: they are compared with all their bits, whatever integers they are."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
+import torch
+from attention_problems import DEVICE, whole_calls
 
-torch: Any = pytest.importorskip("torch")
-pytest.importorskip("triton")
-
-from attention_problems import DEVICE, whole_calls  # noqa: E402
-
-from einops_fast import attention, attention_backend  # noqa: E402
+from einops_fast import attention, attention_backend
 
 P = "b i h d, b j h d, b j h e -> b i h e"
 FAR = 1 << 32

@@ -1,19 +1,16 @@
 """How torch.compile goes through a call of attention: the plan isn't traced where all sizes are known."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
+import torch
+from torch._dynamo.symbolic_convert import InstructionTranslatorBase
 
-torch: Any = pytest.importorskip("torch")
-from torch._dynamo.symbolic_convert import InstructionTranslatorBase  # noqa: E402
-
-from einops_fast import attention, attention_backend  # noqa: E402
-from einops_fast.attention import attend as attend_module  # noqa: E402
-from einops_fast.attention import registry  # noqa: E402
-from einops_fast.attention.registry import Implementation, register_implementation  # noqa: E402
-from einops_fast.attention.traced import may_be_known  # noqa: E402
+from einops_fast import attention, attention_backend
+from einops_fast.attention import attend as attend_module
+from einops_fast.attention import registry
+from einops_fast.attention.registry import Implementation, register_implementation
+from einops_fast.attention.traced import may_be_known
 
 pytestmark = pytest.mark.skipif(not may_be_known(), reason="this torch traces the plan")
 

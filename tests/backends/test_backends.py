@@ -267,11 +267,10 @@ def test_the_newest_backend_has_the_first_word() -> None:
     assert backend_for_type(list) is None
 
 
-def test_types_of_the_built_in_backends() -> None:
+def test_types_of_the_built_in_backends(torch: Any) -> None:
     assert backend_for_type(np.ndarray) is get_backend("numpy")
     assert backend_for_type(list) is None
     assert backend_for_type(float) is None
-    torch = pytest.importorskip("torch")
     for tensor in (torch.Tensor, torch.nn.Parameter, type("Sub", (torch.Tensor,), {})):
         assert backend_for_type(tensor) is get_backend("torch")
 

@@ -1,7 +1,5 @@
 """Copies in blocks: the same elements as in a copy as a whole, and where it is left to the framework."""
 
-from __future__ import annotations
-
 from itertools import permutations
 from typing import Any
 
@@ -76,8 +74,7 @@ def test_numpy(order: tuple[int, ...], copies: list[Any]) -> None:
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64", "int64"])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_torch(dtype: str, threads: int, copies: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    torch = pytest.importorskip("torch")
+def test_torch(dtype: str, threads: int, copies: list[Any], monkeypatch: pytest.MonkeyPatch, torch: Any) -> None:
     module = pytest.importorskip("einops_fast.backends.torch.einsum.cpu_copies")
     monkeypatch.setattr(module, "_SHARED", 1 << 20)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
@@ -89,8 +86,7 @@ def test_torch(dtype: str, threads: int, copies: list[Any], monkeypatch: pytest.
     assert len(copies) == 1
 
 
-def test_what_torch_has_to_see_is_left_to_it(copies: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    torch = pytest.importorskip("torch")
+def test_what_torch_has_to_see_is_left_to_it(copies: list[Any], monkeypatch: pytest.MonkeyPatch, torch: Any) -> None:
     from einops_fast.backends.torch.einsum.cpu_copies import contiguous
 
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)

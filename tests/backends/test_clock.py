@@ -1,7 +1,5 @@
 """Times of work as a GPU has it, whatever the host takes to queue it."""
 
-from __future__ import annotations
-
 import pytest
 
 pytest.importorskip("triton")

@@ -1,7 +1,5 @@
 """What a GPU reaches is measured once, in short slices while it is idle, and kept; until then the table counts."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -219,9 +217,8 @@ def test_the_command_needs_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert "no GPU" in capsys.readouterr().err
 
 
-def test_torch_s_device_is_left_alone_where_bits_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_s_device_is_left_alone_where_bits_count(monkeypatch: pytest.MonkeyPatch, torch: Any) -> None:
     """Nor is it measured while it is busy or memory is short."""
-    torch: Any = pytest.importorskip("torch")
     from einops_fast.backends.torch import rates
 
     default = SimpleNamespace(query=lambda: True)
@@ -252,8 +249,7 @@ def test_torch_s_device_is_left_alone_where_bits_count(monkeypatch: pytest.Monke
 
 
 @pytest.mark.gpu
-def test_a_gpu_is_measured() -> None:
-    torch: Any = pytest.importorskip("torch")
+def test_a_gpu_is_measured(torch: Any) -> None:
     from einops_fast.backends.torch.rates import TorchBench
 
     torch.manual_seed(0)
@@ -267,8 +263,7 @@ def test_a_gpu_is_measured() -> None:
 
 
 @pytest.mark.gpu
-def test_a_thread_measures_beside_captured_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch: Any = pytest.importorskip("torch")
+def test_a_thread_measures_beside_captured_graphs(monkeypatch: pytest.MonkeyPatch, torch: Any) -> None:
     from einops_fast.backends.torch.rates import measure_when_idle
 
     monkeypatch.setattr(gpu_rates, "_START", 0.0)

@@ -1,23 +1,19 @@
 """Contractions that memory bounds, on a CPU: no stack of interleaved matrices with an extent of 1 is multiplied."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from einops_fast import explain, fast_einsum
+from einops_fast.backends.torch import ceilings
+from einops_fast.backends.torch import steps as torch_steps
+from einops_fast.backends.torch.einsum.blocks import sum_in_blocks
+from einops_fast.backends.torch.types import HALVES
 from einops_fast.planning.steps import Gemm, Multiply, Native
 from einops_fast.runtime.plan_cache import clear_plans
-
-torch = pytest.importorskip("torch")
-
-from einops_fast.backends.torch import ceilings  # noqa: E402
-from einops_fast.backends.torch import steps as torch_steps  # noqa: E402
-from einops_fast.backends.torch.einsum.blocks import sum_in_blocks  # noqa: E402
-from einops_fast.backends.torch.types import HALVES  # noqa: E402
 
 # Matrices times vectors, whose short rows lie between those of other matrices.
 INTERLEAVED = [

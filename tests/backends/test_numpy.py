@@ -1,7 +1,5 @@
 """On NumPy arrays, dtypes, casting, scalars, views and memory order are those of ``numpy.einsum``."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """NumPy dtypes of other packages: einsum has no loops for them, and returns zeros or raises."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from typing import Any
 

@@ -1,7 +1,5 @@
 """How the results of a patched einsum of NumPy lie in memory: as NumPy's own where that takes no copy."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product

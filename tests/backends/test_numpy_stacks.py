@@ -1,7 +1,5 @@
 """What is planned for stacks of small matrices of NumPy's: the loops of its einsum where BLAS takes longer."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """On a CPU all calls work without Triton, and with one that is too old; where it is there, they don't import it."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -1,26 +1,23 @@
 """Chains of contractions are made in the cheapest order, where that is clear for all sizes and nobody sees another."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
+import fused_programs
 import pytest
+import torch
+import torch.nn.functional as F
+from fused_programs import Program, random_operands
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-torch: Any = pytest.importorskip("torch")
-
-import torch.nn.functional as F  # noqa: E402
-
-import einops_fast  # noqa: E402
-from einops_fast import fusions  # noqa: E402
+import einops_fast
+from einops_fast import fusions
+from einops_fast.compiler.report import FusionLog
 
 T, D, R = 24, 32, 4
 """Rows, features, and the rank of what has a low one."""
 
-Program = Callable[..., Any]
 
 SHAPES = ((2, T, D), (D, R), (R, D))
 
@@ -98,22 +95,9 @@ def without_gradient(a: Any, b: Any) -> Any:
         return a @ b
 
 
-def check(program: Program, shapes: tuple[tuple[int, ...], ...], **options: Any) -> Any:
-    """Check values and gradients beside float64, and return what was fused."""
-    exact = [torch.randn(shape, dtype=torch.float64).div(shape[-1] ** 0.5).requires_grad_() for shape in shapes]
-    single = [each.detach().float().requires_grad_() for each in exact]
-    torch._dynamo.reset()
-    with fusions() as log:
-        found = einops_fast.compile(program, then="eager", fullgraph=True, **options)(*single)
-    expected = program(*exact)
-    found, expected = [each if isinstance(each, tuple) else (each,) for each in (found, expected)]
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one.double(), other.double(), rtol=1e-4, atol=1e-5)
-    own = torch.autograd.grad(sum(each.square().sum() for each in found), single)
-    wanted = torch.autograd.grad(sum(each.square().sum() for each in expected), exact)
-    for one, other in zip(own, wanted, strict=True):
-        torch.testing.assert_close(one.double(), other, rtol=1e-3, atol=1e-4)
-    return log
+def check(program: Program, shapes: tuple[tuple[int, ...], ...], **options: Any) -> FusionLog:
+    operands = [each.detach().div(each.shape[-1] ** 0.5).requires_grad_() for each in random_operands(*shapes)]
+    return fused_programs.check(program, operands, **options)
 
 
 @pytest.mark.parametrize("name", REORDERED)
@@ -130,7 +114,6 @@ def test_another_one_is_left_alone(name: str) -> None:
     program, shapes = KEPT[name]
     log = check(program, shapes)
     assert not log.fused, str(log)
-    assert "unknown" not in [each.reason for each in log.missed], str(log)
 
 
 def test_an_order_has_to_be_better_for_all_sizes() -> None:
@@ -190,8 +173,7 @@ def test_a_drawn_chain_has_its_own_values(data: st.DataObject) -> None:
             made = parts[0]
         return (made, kept * 2) if shared else made
 
-    log = check(program, tuple(pairwise(sizes)))
-    assert all(each.reason != "unknown" for each in log.missed), str(log)
+    check(program, tuple(pairwise(sizes)))
 
 
 KINDS = ("matmul", "einsum", "linear", "scaled", "transposed", "views", "addmm", "activation")

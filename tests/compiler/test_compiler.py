@@ -1,19 +1,16 @@
 """The backend of torch.compile: what it keeps of a program, and how it is asked for."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-torch: Any = pytest.importorskip("torch")
-
-import einops_fast  # noqa: E402
-from einops_fast import fusions, metrics, patched  # noqa: E402
-from einops_fast.observing.metrics_summary import summarize  # noqa: E402
+import einops_fast
+from einops_fast import fusions, metrics, patched
+from einops_fast.observing.metrics_summary import summarize
 
 
 def attend(q: Any, k: Any, v: Any, mask: Any = None, fill: float = float("-inf")) -> Any:

@@ -1,25 +1,23 @@
 """Calls of torch's own attention are replaced where ours is faster, with the same values and gradients."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import fused_programs
 import pytest
+import torch
+from fused_programs import random_operands
 
-torch: Any = pytest.importorskip("torch")
-
-from einops_fast.compiler import library_attention  # noqa: E402
-from einops_fast.compiler.backend import einops_fast_backend  # noqa: E402
-from einops_fast.compiler.report import FusionLog, fusions  # noqa: E402
+from einops_fast.compiler import library_attention
+from einops_fast.compiler.report import FusionLog
 
 attend = torch.nn.functional.scaled_dot_product_attention
 LEAST = torch.finfo(torch.float32).min
 
 
 def packed(x: Any, w: Any) -> Any:
-    q, k, v = (x @ w).unflatten(-1, (4, 3, 8)).unbind(3)
+    q, k, v = (x @ w / 4).unflatten(-1, (4, 3, 8)).unbind(3)
     q, k, v = (each.transpose(1, 2) for each in (q, k, v))
     return attend(q, k, v, is_causal=True).transpose(1, 2).reshape(*x.shape[:2], 32)
 
@@ -65,23 +63,7 @@ GIVEN: dict[str, tuple[Callable[..., Any], list[Any], str]] = {
 
 
 def check(function: Callable[..., Any], shapes: list[Any], **options: Any) -> FusionLog:
-    generator = torch.Generator().manual_seed(0)
-    operands = [torch.randn(shape, generator=generator, requires_grad=True) for shape in shapes]
-
-    def results(called: Any, given: list[Any]) -> list[Any]:
-        result = called(*given)
-        weight = torch.linspace(-1, 1, result.numel(), dtype=result.dtype).view(result.shape)
-        return [result, *torch.autograd.grad((result * weight).sum(), given, materialize_grads=True)]
-
-    expected = results(function, [each.detach().double().requires_grad_() for each in operands])
-    torch._dynamo.reset()
-    with fusions() as log:
-        found = results(
-            torch.compile(function, backend=einops_fast_backend, options={"then": "eager"}, **options), operands
-        )
-    for own, wanted in zip(found, expected, strict=True):
-        torch.testing.assert_close(own.double(), wanted, rtol=2e-4, atol=1e-4)
-    return log
+    return fused_programs.check(function, random_operands(*shapes), **options)
 
 
 @pytest.mark.parametrize("name", MADE)

@@ -1,15 +1,11 @@
 """Masks that a program makes of sizes become a causal option or a window; others stay masks, with the same values."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-
-torch: Any = pytest.importorskip("torch")
-
-import einops_fast  # noqa: E402
+import torch
+from fused_programs import check, random_operands
 
 Made = Callable[[int, int], Any]
 
@@ -102,16 +98,8 @@ def calls_of(make: Made, dynamic: bool, lengths: list[tuple[int, int]], how: str
             scores = torch.where(mask, scores, -1e9)
         return scores.softmax(-1) @ v
 
-    torch._dynamo.reset()
-    compiled = einops_fast.compile(program, then=keep, fullgraph=True, dynamic=dynamic)
-    for m, n in lengths:
-        exact = [torch.randn(2, size, 3, dtype=torch.float64).requires_grad_() for size in (m, n, n)]
-        single = [each.detach().float().requires_grad_() for each in exact]
-        found, expected = compiled(*single), program(*exact)
-        torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-5)
-        own = torch.autograd.grad(found.square().sum(), single)
-        for one, other in zip(own, torch.autograd.grad(expected.square().sum(), exact), strict=True):
-            torch.testing.assert_close(one.double(), other, rtol=1e-3, atol=1e-4)
+    operands = [random_operands(*[(2, size, 3) for size in (m, n, n)]) for m, n in lengths]
+    check(program, *operands, then=keep, dynamic=dynamic)
     return seen
 
 

@@ -1,18 +1,12 @@
 """Attention in drawn spellings, some of them disturbed: values and gradients are right, whether or not it is fused."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
-import pytest
+import torch
+from fused_programs import check, random_operands
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-torch: Any = pytest.importorskip("torch")
-
-import einops_fast  # noqa: E402
-from einops_fast import fusions  # noqa: E402
 
 DISTINCT = {"b": 2, "h": 3, "i": 5, "j": 4, "d": 6, "e": 7}
 
@@ -209,24 +203,6 @@ def programs(draw: Any) -> tuple[Callable[..., Any], bool | None, list[list[int]
 @given(drawn=programs(), dynamic=st.booleans())
 def test_a_drawn_program_has_its_own_values(drawn: Any, dynamic: bool) -> None:
     program, fused, shapes = drawn
-    generator = torch.Generator().manual_seed(0)
-    exact = [torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_() for shape in shapes]
-    operands = [each.detach().float().requires_grad_() for each in exact]
-    expected = program(*exact)
-    torch._dynamo.reset()
-    with fusions() as log:
-        found = einops_fast.compile(program, then="eager", fullgraph=True, dynamic=dynamic)(*operands)
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one.double(), other, rtol=1e-3, atol=1e-4)
-    weights = [torch.linspace(-1, 1, each.numel(), dtype=torch.float64).view(each.shape) for each in expected]
-    own = gradients(found, weights, operands)
-    for one, other in zip(own, gradients(expected, weights, exact), strict=True):
-        torch.testing.assert_close(one.double(), other, rtol=2e-3, atol=2e-4)
-    assert all(each.reason != "unknown" for each in log.missed), str(log)
+    log = check(program, random_operands(*shapes), close=1e-3, dynamic=dynamic)
     if fused and not dynamic:
         assert len(log.fused) == 1, str(log)
-
-
-def gradients(results: Any, weights: Any, operands: Any) -> Any:
-    total = sum((each.double() * weight).sum() for each, weight in zip(results, weights, strict=True))
-    return torch.autograd.grad(total, operands, materialize_grads=True)

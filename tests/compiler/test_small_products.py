@@ -1,20 +1,17 @@
 """Batches of tiny products are multiplied elementwise where the next compiler fuses that; others stay contractions."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from typing import Any
 
+import fused_programs
 import pytest
+import torch
+from fused_programs import Program, random_operands
 
-torch: Any = pytest.importorskip("torch")
-
-import einops_fast  # noqa: E402
-from einops_fast import fusions  # noqa: E402
+import einops_fast
+from einops_fast.compiler.report import FusionLog
 
 N = 300
 
-Program = Callable[..., Any]
 
 Shapes = tuple[tuple[int, ...], ...]
 
@@ -37,19 +34,8 @@ LEFT: dict[str, tuple[Program, Shapes]] = {
 }
 
 
-def check(program: Program, shapes: Shapes, then: Any, **options: Any) -> Any:
-    exact = [torch.randn(shape, dtype=torch.float64).requires_grad_() for shape in shapes]
-    single = [each.detach().float().requires_grad_() for each in exact]
-    torch._dynamo.reset()
-    with fusions() as log:
-        found = einops_fast.compile(program, then=then, fullgraph=True, **options)(*single)
-    expected = program(*exact)
-    torch.testing.assert_close(found.double(), expected.double(), rtol=1e-4, atol=1e-4)
-    own = torch.autograd.grad(found.square().sum(), single, allow_unused=True, materialize_grads=True)
-    wanted = torch.autograd.grad(expected.square().sum(), exact, allow_unused=True, materialize_grads=True)
-    for one, other in zip(own, wanted, strict=True):
-        torch.testing.assert_close(one.double(), other, rtol=1e-3, atol=1e-3)
-    return log
+def check(program: Program, shapes: Shapes, then: Any, **options: Any) -> FusionLog:
+    return fused_programs.check(program, random_operands(*shapes), then=then, **options)
 
 
 def keep(module: Any, inputs: Any) -> Any:

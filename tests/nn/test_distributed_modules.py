@@ -1,15 +1,12 @@
 """Modules of ours in several processes: gradients under FSDP and DDP are those of one process."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
+import torch
 from python_process import SUPPORT, run_python
 
-torch: Any = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 

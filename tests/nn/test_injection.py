@@ -1,7 +1,5 @@
 """Fused modules in the place of those of BERT, GPT-2 and Llama in transformers."""
 
-from __future__ import annotations
-
 import ast
 import copy
 import doctest
@@ -17,19 +15,17 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import torch
+import transformers
+from injected_models import KINDS, SIZES, build, close, counted, results, tokens
+from ops_problems import DEVICE, kernels
+from python_process import ROOT, run_python
+from torch_operands import whole
 
-torch: Any = pytest.importorskip("torch")
-transformers: Any = pytest.importorskip("transformers", minversion="5.0")
-pytest.importorskip("triton")
-from injected_models import KINDS, SIZES, build, close, counted, results, tokens  # noqa: E402
-from ops_problems import DEVICE, kernels  # noqa: E402
-from python_process import ROOT, run_python  # noqa: E402
-from torch_operands import whole  # noqa: E402
-
-from einops_fast import EinsumError, nn  # noqa: E402
-from einops_fast.nn.injection.conditions import BERT_FAMILY, LLAMA_FAMILY  # noqa: E402
-from einops_fast.nn.injection.loss import causal_lm_loss  # noqa: E402
-from einops_fast.nn.injection.replacement import Replacement  # noqa: E402
+from einops_fast import EinsumError, nn
+from einops_fast.nn.injection.conditions import BERT_FAMILY, LLAMA_FAMILY
+from einops_fast.nn.injection.loss import causal_lm_loss
+from einops_fast.nn.injection.replacement import Replacement
 
 # How many modules are replaced in each.
 COUNTS = {"bert": 6 + 7 + 2 * 4, "gpt2": 5 + 7 + 2 * 3 + 1, "llama": 5 + 2 * 3 + 1}

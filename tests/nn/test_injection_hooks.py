@@ -1,7 +1,5 @@
 """Hooks, parametrizations and forwards of a program's own on parts that a replaced module looks past."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from collections.abc import Callable
@@ -10,13 +8,13 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import torch
 
-torch: Any = pytest.importorskip("torch")
 pytest.importorskip("transformers", minversion="5.0")
 pytest.importorskip("triton")
-from injected_models import KINDS, build, close, counted, other, results_of_logits, tokens, transformers  # noqa: E402
+from injected_models import KINDS, build, close, counted, other, results_of_logits, tokens, transformers
 
-from einops_fast import nn  # noqa: E402
+from einops_fast import nn
 
 PRUNE = import_module("torch.nn.utils.prune")
 

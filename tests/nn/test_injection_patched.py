@@ -1,7 +1,5 @@
 """Models of which programs have replaced functions or wrapped modules, before or after `nn.optimize`."""
 
-from __future__ import annotations
-
 import functools
 import pickle
 from collections.abc import Callable
@@ -10,16 +8,16 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import torch
 
-torch: Any = pytest.importorskip("torch")
 pytest.importorskip("transformers", minversion="5.0")
 pytest.importorskip("triton")
-from injected_models import KINDS, build, close, counted, other, results, results_of_logits, tokens  # noqa: E402  # noqa: E402
+from injected_models import KINDS, build, close, counted, other, results, results_of_logits, tokens
 
-from einops_fast import EinsumError, nn, patched  # noqa: E402
-from einops_fast.nn.injection import native_code  # noqa: E402
-from einops_fast.nn.injection.native_code import unchanged  # noqa: E402
-from einops_fast.nn.injection.replacement import Replacement  # noqa: E402
+from einops_fast import EinsumError, nn, patched
+from einops_fast.nn.injection import native_code
+from einops_fast.nn.injection.native_code import unchanged
+from einops_fast.nn.injection.replacement import Replacement
 
 BERT, GPT2, LLAMA = (import_module(f"transformers.models.{kind}.modeling_{kind}") for kind in KINDS)
 ACTIVATIONS = import_module("transformers.activations")

@@ -1,19 +1,15 @@
 """Self-attention from one packed projection, and the modules beside it that transformers and xFormers have."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import Any
 from unittest import mock
 
 import pytest
+import torch
+from ops_problems import DEVICE, gradients, kernels, leaf, randn
+from torch_operands import whole
 
-torch: Any = pytest.importorskip("torch")
-pytest.importorskip("triton")
-from ops_problems import DEVICE, gradients, kernels, leaf, randn  # noqa: E402
-from torch_operands import whole  # noqa: E402
-
-from einops_fast import EinsumError, OperandError, ShapeError, nn, ops  # noqa: E402
+from einops_fast import EinsumError, OperandError, ShapeError, nn, ops
 
 F = torch.nn.functional
 

@@ -1,17 +1,14 @@
 """Attention modules on a GPU: results and gradients, in a CUDA graph, compiled by Inductor."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from typing import Any
 
 import pytest
+import torch
+from graphs import captured
 
-torch: Any = pytest.importorskip("torch")
-from graphs import captured  # noqa: E402
-
-from einops_fast import attention_backend  # noqa: E402
-from einops_fast.nn import CausalSelfAttention, MultiHeadAttention  # noqa: E402
+from einops_fast import attention_backend
+from einops_fast.nn import CausalSelfAttention, MultiHeadAttention
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 

@@ -1,18 +1,15 @@
 """`MultiHeadAttention` and `CausalSelfAttention`: patterns, logarithms, and what torch does with modules."""
 
-from __future__ import annotations
-
 import io
 from typing import Any
 
 import pytest
+import torch
+from torch.nn.functional import linear, scaled_dot_product_attention
+from torch_operands import whole
 
-torch: Any = pytest.importorskip("torch")
-from torch.nn.functional import linear, scaled_dot_product_attention  # noqa: E402
-from torch_operands import whole  # noqa: E402
-
-from einops_fast.errors import EinsumError, ShapeError, SubscriptsError  # noqa: E402
-from einops_fast.nn import CausalSelfAttention, MultiHeadAttention  # noqa: E402
+from einops_fast.errors import EinsumError, ShapeError, SubscriptsError
+from einops_fast.nn import CausalSelfAttention, MultiHeadAttention
 
 MODULES: dict[str, Any] = {
     "pattern": lambda: MultiHeadAttention("b i, b j -> b i", 32, 4, num_kv_heads=2, causal=True),

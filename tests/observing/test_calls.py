@@ -1,8 +1,7 @@
 """The table of calls says of each kind of call all that it takes to make it again."""
 
-from __future__ import annotations
-
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,8 +37,7 @@ def test_numpy_s_calls(tmp_path: Path) -> None:
     assert str(norm) == "norm of 3×4 – –"
 
 
-def test_gradients_are_told_apart(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
+def test_gradients_are_told_apart(tmp_path: Path, torch: Any) -> None:
     x, y = torch.ones(2, 5, 3, 4, requires_grad=True), torch.ones(2, 5, 3, 4)
     with metrics.record(tmp_path, ["calls"]), metrics.label("layer"):
         fast_einsum("bihd,bjhd->bhij", x, y).sum().backward()

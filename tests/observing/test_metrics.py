@@ -166,8 +166,7 @@ def test_patched_calls_and_those_left_alone(tmp_path):
     assert (left["equation"], left["backend"], left["calls"]) == ("ij,jk->ik", "numpy", "1")
 
 
-def test_gradients_are_recorded_and_pairs_are_inside(tmp_path):
-    torch = pytest.importorskip("torch")
+def test_gradients_are_recorded_and_pairs_are_inside(tmp_path, torch):
     with metrics.record(tmp_path):
         q, k = (torch.randn(2, size, 3, 4, requires_grad=True) for size in (5, 6))
         fast_einsum("bind,bjnd->bnij", q, k).sum().backward()
@@ -230,8 +229,7 @@ def test_events_of_a_device_are_not_held_on_to():
     assert times.median == 1
 
 
-def test_a_torch_event_is_no_host_time(monkeypatch):
-    torch = pytest.importorskip("torch")
+def test_a_torch_event_is_no_host_time(monkeypatch, torch):
     backend = einops_fast.backends.get_backend("torch")
     log = []
 
@@ -276,10 +274,10 @@ def test_a_choice_tells_its_kernel_and_candidates(tmp_path, monkeypatch):
         name="tile",
         seconds=1e-6,
         tiling=SimpleNamespace(grid=(8, 4, 1), split=2),
-        _kernel=SimpleNamespace(_compiled={True: compiled_kernel}),
+        _kernel=SimpleNamespace(_launches={(0, ("array",)): None}, compile_for={"array": compiled_kernel}.get),
     )
-    choice = SimpleNamespace(chosen=chosen, _key=lambda dtype: key)
-    [row] = kernel_rows(choice, "float16", 4096)
+    choice = SimpleNamespace(chosen=chosen, _problems={True: SimpleNamespace(key=lambda: key)})
+    [row] = kernel_rows(choice, 4096)
     assert row == {
         "way": "tile",
         "chosen_by": "measurement",
@@ -296,14 +294,13 @@ def test_a_choice_tells_its_kernel_and_candidates(tmp_path, monkeypatch):
         "moved_bytes": 4096,
         "atomics": 0,
     }
-    assert list(kernel_rows(SimpleNamespace(chosen=None), "float16", 0)) == []
-    assert list(kernel_rows(len, "float16", 0)) == []
+    assert list(kernel_rows(SimpleNamespace(chosen=None), 0)) == []
+    assert list(kernel_rows(len, 0)) == []
 
 
-def test_kernels_of_a_real_choice(tmp_path, monkeypatch):
+def test_kernels_of_a_real_choice(tmp_path, monkeypatch, torch):
     """A fused step, run by Triton's interpreter, or on a GPU by what was compiled."""
     pytest.importorskip("triton")
-    torch = pytest.importorskip("torch")
     from einops_fast.backends.torch.memory import TorchMemory
     from einops_fast.backends.triton.contraction.choice import Choice
     from einops_fast.planning.steps import Fused, Loop
@@ -315,11 +312,14 @@ def test_kernels_of_a_real_choice(tmp_path, monkeypatch):
     left, right = torch.randn(32, 16, device=device), torch.randn(16, 32, device=device)
     choice = Choice(step, torch.mm, TorchMemory(), "ieee", "always")
     torch.testing.assert_close(choice(left, right), left @ right)
-    [row] = kernel_rows(choice, "float32", 0)
+    [row] = kernel_rows(choice, 0)
     assert row["way"] == choice.chosen.name
     if device == "cpu":
         assert row["grid"].count("×") == 2
         assert row["registers"] is None
+    else:
+        assert row["chosen_by"] == "measurement"
+        assert (row["registers"] is None) == row["way"].startswith("library")
 
 
 def test_copies_of_library_calls_count_where_these_were_chosen():

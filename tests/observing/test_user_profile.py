@@ -88,8 +88,7 @@ def test_many_short_calls_are_told():
     assert row.calls == 1100
 
 
-def test_what_runs_inside_of_a_call_is_in_no_total():
-    torch = pytest.importorskip("torch")
+def test_what_runs_inside_of_a_call_is_in_no_total(torch):
     three = [torch.randn(8, 8, requires_grad=True) for _ in range(3)]
     with einops_fast.profile() as seen:
         fast_einsum("ij,jk,kl->il", *three)
@@ -160,8 +159,7 @@ def test_a_profile_says_who_called_and_what_was_left_to_native():
     assert "1 call left" in text
 
 
-def test_a_profile_of_attention_under_the_patch():
-    torch = pytest.importorskip("torch")
+def test_a_profile_of_attention_under_the_patch(torch):
     q = torch.randn(1, 2, 3, 4)
     with profile() as seen, patched("torch.sdpa"):
         torch.nn.functional.scaled_dot_product_attention(q, q, q)

@@ -1,18 +1,15 @@
 """Arguments of another framework than the input's, or of none: errors that name them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from ops_problems import namespace
 
-torch: Any = pytest.importorskip("torch")
-from ops_problems import namespace  # noqa: E402
-
-from einops_fast import EinsumError, OperandError, nn, ops  # noqa: E402
+from einops_fast import EinsumError, OperandError, nn, ops
 
 X, MATRIX, VECTOR, TARGET = torch.ones(2, 4), torch.ones(4, 4), torch.ones(4), torch.zeros(2, dtype=torch.long)
 

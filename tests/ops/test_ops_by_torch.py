@@ -1,19 +1,16 @@
 """What torch's tensors get where there are no kernels: torch's functions, rounded once, and nothing in empty rows."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 from unittest import mock
 
 import pytest
+import torch
+from ops_problems import LAYOUTS, assert_near, gradients, laid_out, leaf, randn
 
-torch: Any = pytest.importorskip("torch")
-from ops_problems import LAYOUTS, assert_near, gradients, laid_out, leaf, randn  # noqa: E402
-
-from einops_fast import ops  # noqa: E402
-from einops_fast.backends.torch.ops.activation import activation_by_torch  # noqa: E402
-from einops_fast.ops.activation import ACTIVATIONS  # noqa: E402
+from einops_fast import ops
+from einops_fast.backends.torch.ops.activation import activation_by_torch
+from einops_fast.ops.activation import ACTIVATIONS
 
 HALVES = ("float16", "bfloat16")
 

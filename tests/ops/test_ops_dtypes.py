@@ -1,20 +1,13 @@
 """Operands of several dtypes, and autocast: the same by kernels and by torch's functions."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
+import torch
+from ops_problems import DEVICE, assert_near, leaf, native_norm, randn, where
 
-torch: Any = pytest.importorskip("torch")
-pytest.importorskip("triton")
-from ops_problems import DEVICE, assert_near, kernels, leaf, native_norm, randn  # noqa: E402
-
-from einops_fast import ops  # noqa: E402
-
-pytestmark = pytest.mark.filterwarnings("ignore:(invalid|divide|overflow):RuntimeWarning")
+from einops_fast import ops
 
 TARGET = torch.arange(4, device=DEVICE)
 
@@ -39,7 +32,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 def test_vectors_of_another_dtype(name: str, dtypes: tuple[Any, Any], by_kernels: bool) -> None:
     x, vector = (leaf(each.to(dtype)) for each, dtype in zip((randn(4, 9), randn(9, seed=1)), dtypes, strict=True))
     exact = [leaf(each.double()) for each in (x, vector)]
-    with kernels() if by_kernels else nullcontext():
+    with where(by_kernels):
         found = FUNCTIONS[name](x, vector)
         (gradient,) = torch.autograd.grad(found.sum(), x)
     assert found.dtype == gradient.dtype == x.dtype
@@ -60,7 +53,7 @@ def test_wider_residual(half: Any, wide: Any, rms: bool, by_kernels: bool) -> No
     x, weight, bias = (leaf(randn(*shape, seed=at).to(half)) for at, shape in enumerate(((7, 33), (33,), (33,))))
     tensors = [x, leaf(randn(7, 33, seed=3).to(wide)), weight, bias]
     exact = [leaf(each.double()) for each in tensors]
-    with kernels() if by_kernels else nullcontext():
+    with where(by_kernels):
         results = ops.dropout_add_layer_norm(*tensors, rms=rms)
         backs = [randn(7, 33, seed=at).to(each.dtype) for at, each in enumerate(results, 4)]
         found = [*results, *torch.autograd.grad(results, tensors, backs)]
@@ -78,7 +71,7 @@ def test_wider_residual(half: Any, wide: Any, rms: bool, by_kernels: bool) -> No
 @pytest.mark.parametrize("name", ["softmax", "layer_norm", "rms_norm", "rms_norm with a bias", "cross_entropy"])
 def test_autocast(name: str, by_kernels: bool) -> None:
     x, vector = randn(4, 9).to(HALF), randn(9, seed=1).to(WIDE)
-    with kernels() if by_kernels else nullcontext(), torch.autocast(DEVICE, HALF):
+    with where(by_kernels), torch.autocast(DEVICE, HALF):
         found = FUNCTIONS[name](x, vector)
         without = [ops.softmax(x), ops.log_softmax(x, causal=True), ops.layer_norm(x), ops.cross_entropy(x, TARGET)]
         normalised, summed = ops.dropout_add_layer_norm(x, x)
@@ -93,7 +86,7 @@ def test_autocast(name: str, by_kernels: bool) -> None:
 def test_bias_of_another_dtype(by_kernels: bool) -> None:
     """Of a layer with a loss, as of the layer alone."""
     x, matrix, bias = randn(4, 9).float(), randn(5, 9, seed=1).float(), leaf(randn(5, seed=2))
-    with kernels() if by_kernels else nullcontext():
+    with where(by_kernels):
         loss = ops.linear_cross_entropy(x, matrix, TARGET, bias)
         (gradient,) = torch.autograd.grad(loss, bias)
     assert (loss.dtype, gradient.dtype) == (WIDE, torch.float64)
@@ -106,7 +99,7 @@ def test_bias_of_another_dtype(by_kernels: bool) -> None:
 @pytest.mark.parametrize("by_kernels", [True, False])
 def test_all_dropped(by_kernels: bool) -> None:
     x = torch.tensor([[torch.nan, torch.inf, -torch.inf, 1.0]], device=DEVICE)
-    with kernels() if by_kernels else nullcontext():
+    with where(by_kernels):
         found = ops.dropout_bias_activation(x, p=1.0)
         _, summed = ops.dropout_add_layer_norm(x, torch.ones_like(x), p=1.0)
         finite = leaf(torch.ones(2, 3, device=DEVICE))

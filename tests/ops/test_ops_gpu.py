@@ -1,7 +1,5 @@
 """The operators where only a GPU can show it: CUDA graphs, torch.compile, models whose modules are replaced."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -9,13 +7,11 @@ from importlib import import_module
 from typing import Any
 
 import pytest
+import torch
+from graphs import captured
+from ops_problems import randn
 
-torch: Any = pytest.importorskip("torch")
-pytest.importorskip("triton")
-from graphs import captured  # noqa: E402
-from ops_problems import randn  # noqa: E402
-
-from einops_fast import nn, ops  # noqa: E402
+from einops_fast import nn, ops
 
 pytestmark = pytest.mark.gpu
 

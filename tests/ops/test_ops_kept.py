@@ -1,20 +1,17 @@
 """What computes a call is kept for calls like it, and for no others."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
 import pytest
+import torch
+from ops_problems import leaf
 
-torch: Any = pytest.importorskip("torch")
-from ops_problems import leaf  # noqa: E402
-
-from einops_fast import ops  # noqa: E402
-from einops_fast.errors import EinsumError, OperandError  # noqa: E402
-from einops_fast.ops import dispatch  # noqa: E402
-from einops_fast.runtime.plan_cache import clear_plans  # noqa: E402
+from einops_fast import ops
+from einops_fast.errors import EinsumError, OperandError
+from einops_fast.ops import dispatch
+from einops_fast.runtime.plan_cache import clear_plans
 
 F = torch.nn.functional
 X, OTHER, WEIGHT, BIAS = (torch.randn(*shape) for shape in ((4, 6), (4, 6), (6,), (6,)))

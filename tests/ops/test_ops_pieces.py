@@ -1,24 +1,21 @@
 """Operators on a CPU, piece by piece: as by whole tensors, whatever the sizes, strides, dtypes and derivatives."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
 from unittest import mock
 
 import pytest
+import torch
+from ops_problems import LAYOUTS, gradients, laid_out, leaf, randn
 
-torch: Any = pytest.importorskip("torch")
-from ops_problems import LAYOUTS, gradients, laid_out, leaf, randn  # noqa: E402
-
-from einops_fast import ops  # noqa: E402
-from einops_fast.backends.torch.ops import pieces as torch_pieces  # noqa: E402
-from einops_fast.backends.torch.ops import row_losses as torch_row_losses  # noqa: E402
-from einops_fast.backends.torch.ops import softmax as torch_softmax  # noqa: E402
-from einops_fast.backends.torch.ops.cross_entropy import RowLoss  # noqa: E402
-from einops_fast.backends.torch.ops.row_losses import losses_over_logits  # noqa: E402
-from einops_fast.backends.torch.ops.softmax_pieces import gains_by_pieces, softmax_in_pieces  # noqa: E402
+from einops_fast import ops
+from einops_fast.backends.torch.ops import pieces as torch_pieces
+from einops_fast.backends.torch.ops import row_losses as torch_row_losses
+from einops_fast.backends.torch.ops import softmax as torch_softmax
+from einops_fast.backends.torch.ops.cross_entropy import RowLoss
+from einops_fast.backends.torch.ops.row_losses import losses_over_logits
+from einops_fast.backends.torch.ops.softmax_pieces import gains_by_pieces, softmax_in_pieces
 
 FUNCTIONS: list[Any] = [ops.softmax, ops.log_softmax]
 SHAPE = (3, 4, 5)

@@ -1,21 +1,15 @@
 """Operators under checkpointing, where dropout is drawn again, compiled, and asked for several gradients at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
 import pytest
+import torch
+from ops_problems import DEVICE, kernels, leaf, randn, targets, where
+from torch.utils.checkpoint import checkpoint
 
-torch: Any = pytest.importorskip("torch")
-pytest.importorskip("triton")
-from ops_problems import DEVICE, kernels, leaf, randn, targets  # noqa: E402
-from torch.utils.checkpoint import checkpoint  # noqa: E402
-
-from einops_fast import ops  # noqa: E402
-
-pytestmark = pytest.mark.filterwarnings("ignore:(invalid|divide|overflow):RuntimeWarning")
+from einops_fast import ops
 
 
 def _twice(x: Any, residual: Any) -> Any:
@@ -113,7 +107,7 @@ def test_compiled(name: str, by_kernels: bool) -> None:
     _, function = OPERATORS[name]
     torch.compiler.reset()
     compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
-    with kernels() if by_kernels else nullcontext():
+    with where(by_kernels):
         for rows in (6, 9):
             tensors = operands(rows)
             check_same(compiled(*tensors), function(*tensors), tensors)
@@ -124,7 +118,7 @@ def test_compiled(name: str, by_kernels: bool) -> None:
 def test_a_batch_of_gradients(name: str, by_kernels: bool) -> None:
     """Of several at a time, torch calls the operator for each; what was kept for gradients isn't written over."""
     tensors = operands(dtype="float64")
-    with kernels() if by_kernels else nullcontext():
+    with where(by_kernels):
         result = OPERATORS[name][1](*tensors)
         first = torch.autograd.grad(result.sum(), tensors, retain_graph=True, allow_unused=True)
         wanted = [each for each, gradient in zip(tensors, first, strict=True) if gradient is not None]

@@ -1,17 +1,14 @@
 """Calls of torch's einsum with the operands in a list: as cheap for the host as without it."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 from einops_fast import fast_einsum, patched
 from einops_fast.runtime.plan_cache import clear_plans
-
-torch: Any = pytest.importorskip("torch")
 
 Spelling = Callable[..., tuple[Any, ...]]
 SPELLINGS: dict[str, Spelling] = {

@@ -49,11 +49,6 @@ def home(request):
 
 
 @pytest.fixture
-def torch():
-    return pytest.importorskip("torch")
-
-
-@pytest.fixture
 def mnp():
     return mxnet_or_skip().np
 

@@ -5,12 +5,6 @@ from python_process import run_python
 
 from einops_fast import patched
 
-
-@pytest.fixture
-def torch():
-    return pytest.importorskip("torch")
-
-
 COMPILE_TORCH = """
 import torch, einops_fast
 

@@ -1,18 +1,16 @@
 """A patched function is the same object to code that compares it, keys tables by it, pickles it or holds it."""
 
-from __future__ import annotations
-
 import pickle
 from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from python_process import run_python
 
 from einops_fast import patched
 
-torch: Any = pytest.importorskip("torch")
 functional = torch.nn.functional
 
 A, B = (3, 4), (4, 5)

@@ -1,17 +1,11 @@
 """How the results of a patched einsum of torch lie in memory."""
 
-from __future__ import annotations
-
-from typing import Any
-
-import pytest
+import torch
 from equations import cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from einops_fast import patched
-
-torch: Any = pytest.importorskip("torch")
 
 
 @settings(max_examples=100, deadline=None)

@@ -3,8 +3,6 @@
 Results, errors and observers are the same.
 """
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Which operands form a chain that one kernel multiplies, and when a plan has it do that."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import permutations

@@ -1,7 +1,5 @@
 """Which operands are multiplied together, and in which order the axes of an intermediate are."""
 
-from __future__ import annotations
-
 from string import ascii_letters
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Which steps an equation becomes for given shapes and strides. Steps are data: no framework is involved."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain

@@ -1,7 +1,5 @@
 """Subscripts mean what they mean in NumPy, torch and opt_einsum; words and errors are our own."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Hashable
 from typing import Any

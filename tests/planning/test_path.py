@@ -1,7 +1,5 @@
 """The order of contraction: memory limits, how far it is from opt_einsum's, and what planning takes."""
 
-from __future__ import annotations
-
 import sys
 from itertools import pairwise
 from math import inf, prod

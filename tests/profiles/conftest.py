@@ -1,7 +1,5 @@
 """What tests of the profiles share: frameworks on a CPU, studies without a process, small cases in a file."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

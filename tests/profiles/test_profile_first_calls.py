@@ -1,15 +1,18 @@
 """The study of first calls: its programs are right, and run in processes with empty caches."""
 
-from dataclasses import replace
+from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from einops_fast.profiles.first_calls import program
 from einops_fast.profiles.first_calls import study as study_first_calls
 from einops_fast.profiles.first_calls.cases import FAMILIES
-from einops_fast.profiles.first_calls.program import Found, Job, measured
+from einops_fast.profiles.first_calls.program import Found, measured
 from einops_fast.profiles.first_calls.study import SHOWN, FirstCallsStudy
+from einops_fast.profiles.processes import Job, begun, empty_caches
 from einops_fast.profiles.reporting.records import Note, Options, Row
 
 pytest.importorskip("torch")
@@ -56,35 +59,39 @@ def test_lengths():
 def test_a_process_has_caches_of_its_own(monkeypatch, tmp_path):
     monkeypatch.setenv("EINOPS_FAST_AUTOTUNE", "wait")
     monkeypatch.setenv("EINOPS_FAST_CACHE_DIR", str(tmp_path))
-    seen = []
-
-    def run(command, env, **options):
-        seen.append(env)
-        return ran(command, env=env, **options)
-
-    ran = program.subprocess.run
-    monkeypatch.setattr(program.subprocess, "run", run)
-    with pytest.raises(RuntimeError, match="has no attribute"):
-        program.in_a_new_process(replace(job_of(CASES["bnd,bn->bd"]), dtype="decimal"), 600)
-    with pytest.raises(RuntimeError, match="nothing after 0 s"):
-        program.in_a_new_process(job_of(CASES["bnd,bn->bd"]), 0.1)
-    assert seen[0]["EINOPS_FAST_AUTOTUNE"] == "auto"
-    assert seen[0]["EINOPS_FAST_CACHE_DIR"] != str(tmp_path)
-    assert not Path(seen[0]["TRITON_CACHE_DIR"]).exists()
+    job = job_of(CASES["bnd,bn->bd"])
+    with empty_caches() as caches:
+        assert caches["EINOPS_FAST_AUTOTUNE"] == "auto"
+        assert caches["EINOPS_FAST_CACHE_DIR"] != str(tmp_path)
+        with begun("first-calls", job, caches, 600) as process:
+            process.ready()
+            found = Found(**process.answer())
+        assert found.error <= found.allowed
+        assert "steady" in found.seconds
+        wrong = begun("first-calls", replace(job, dtype="decimal"), caches, 600)
+        with wrong as process, pytest.raises(RuntimeError, match="has no attribute"):
+            process.answer()
+        with begun("first-calls", job, caches, 0.1) as process, pytest.raises(RuntimeError, match="nothing after 0 s"):
+            process.answer()
+    assert not Path(caches["TRITON_CACHE_DIR"]).exists()
 
 
 def test_rows_and_table(torch, monkeypatch):
     """Ours is faster once there are kernels, wrong for one case, and fails for another."""
 
-    def found(job, longest):
+    def found(job):
         if job.case == "prefill" and job.what == "ours":
             raise RuntimeError("Traceback:\n  somewhere\nOutOfMemoryError: no memory")
         seconds = dict.fromkeys(SHOWN, 0.002) | {"steady": 0.001 if job.what == "ours" else 0.002}
         if job.case == "softmax rows":  # its kernels take too long
             del seconds["steady"]
-        return Found(seconds, 3, 1.0 if job.case == "layer_norm" and job.what == "ours" else 0.0, 0.1)
+        return asdict(Found(seconds, 3, 1.0 if job.case == "layer_norm" and job.what == "ours" else 0.0, 0.1))
 
-    monkeypatch.setattr(study_first_calls, "in_a_new_process", found)
+    @contextmanager
+    def begun(study, job, caches, longest):
+        yield SimpleNamespace(answer=lambda: found(job))
+
+    monkeypatch.setattr(study_first_calls, "begun", begun)
     tested = FirstCallsStudy()
     records = list(tested.measure(torch, Options(only="bnd,prefill,layer_norm,rows", quick=True)))
     assert any(isinstance(record, Note) and "empty caches" in record.text for record in records)

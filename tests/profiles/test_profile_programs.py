@@ -1,21 +1,18 @@
 """The study of programs: each makes its steps, ours with the losses of eager, and the table tells what they take."""
 
-from __future__ import annotations
-
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
+import torch
 
-torch: Any = pytest.importorskip("torch")
-
-from einops_fast.profiles.programs import program  # noqa: E402
-from einops_fast.profiles.programs import study as study_programs  # noqa: E402
-from einops_fast.profiles.programs.cases import FAMILIES, ProgramCase  # noqa: E402
-from einops_fast.profiles.programs.job import Found, Job  # noqa: E402
-from einops_fast.profiles.programs.models import MODELS  # noqa: E402
-from einops_fast.profiles.programs.study import ProgramsStudy  # noqa: E402
-from einops_fast.profiles.reporting.records import Options, Row  # noqa: E402
+from einops_fast.profiles.processes import Job
+from einops_fast.profiles.programs import program
+from einops_fast.profiles.programs import study as study_programs
+from einops_fast.profiles.programs.cases import FAMILIES, Found, ProgramCase
+from einops_fast.profiles.programs.models import MODELS
+from einops_fast.profiles.programs.study import ProgramsStudy
+from einops_fast.profiles.reporting.records import Options, Row
 
 CASES = {case.name: case for case in FAMILIES["public"]}
 TINY = {
@@ -66,7 +63,7 @@ def test_ours_in_a_process(monkeypatch: pytest.MonkeyPatch, torch: Any) -> None:
     monkeypatch.setitem(program.COMPILERS, "ours", lambda made: program.einops_fast.compile(made.module, then="eager"))
     monkeypatch.setattr(program, "SECONDS", 0.01)
     eager, ours = (
-        list(program.measured(Job("two-einsums", what, "float32", "cpu", 1), torch)) for what in ("eager", "ours")
+        list(program.measured(Job("two-einsums", what, "float32", True, "cpu", 1), torch)) for what in ("eager", "ours")
     )
     assert ours[-1].fused == 1
     assert ours[-1].step > 0
@@ -81,23 +78,27 @@ def test_rows_and_table(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ours is the fastest, another way's losses are wrong, and one process fails."""
 
     class Process:
-        def __init__(self, task: Any, what: str, folder: str) -> None:
-            self.what = what
+        def __init__(self, study: str, job: Job, caches: Any, seconds: float) -> None:
+            self.what = job.what
+
+        def __enter__(self) -> Any:
+            return self
+
+        def __exit__(self, *error: Any) -> None:
+            pass
 
         def ready(self) -> None:
             pass
 
-        def answer(self) -> Found | str:
+        def answer(self) -> dict[str, Any]:
             if self.what == "compile":
-                return "Traceback:\n  somewhere\nRuntimeError: no compiler"
+                raise RuntimeError("Traceback:\n  somewhere\nRuntimeError: no compiler")
             losses = [2.0, 1.0] if self.what != "max-autotune" else [2.0, 1.5]
             step = {"eager": 0.004, "ours": 0.002}.get(self.what, 0.003)
-            return Found(losses, 1.0, 1.5, 2.0, step, 0.0001, 0.001, 3_000_000_000, fused=2 * (self.what == "ours"))
+            found = Found(losses, 1.0, 1.5, 2.0, step, 0.0001, 0.001, 3_000_000_000, fused=2 * (self.what == "ours"))
+            return asdict(found)
 
-        def end(self) -> None:
-            pass
-
-    monkeypatch.setattr(study_programs, "_Process", Process)
+    monkeypatch.setattr(study_programs, "begun", Process)
     tested = ProgramsStudy()
     options = Options(only="nanogpt-lengths", peers=("compile", "max-autotune"))
     rows = [record for record in tested.measure(torch, options) if isinstance(record, Row)]

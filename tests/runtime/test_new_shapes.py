@@ -1,19 +1,16 @@
 """Equations whose shapes change from call to call: new shapes go to the framework first, those that come back don't."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from einops_fast import EinsumError, ShapeError, contract_expression, fast_einsum, patched, profile
 from einops_fast.backends import get_backend
 from einops_fast.runtime import new_shapes
 from einops_fast.runtime.plan_cache import clear_plans, compiled
-
-torch = pytest.importorskip("torch")
 
 
 @pytest.fixture

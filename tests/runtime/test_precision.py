@@ -1,20 +1,15 @@
 """What float32 products may be made of: the framework's setting, a block, an argument."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
+import torch
 
 from einops_fast import EinsumError, allow_precision, fast_einsum
+from einops_fast.backends.torch.backend import TorchBackend
+from einops_fast.backends.triton.contraction.choice import StepProblem
 from einops_fast.runtime.plan_cache import clear_plans
 from einops_fast.runtime.precision import PRECISIONS, allowed, settled
-
-torch: Any = pytest.importorskip("torch")
-pytest.importorskip("triton")
-
-from einops_fast.backends.torch.backend import TorchBackend  # noqa: E402
-from einops_fast.backends.triton.contraction.choice import StepProblem  # noqa: E402
 
 
 @pytest.mark.parametrize("precision", ["ieee", "TF32", "", None])

@@ -1,7 +1,5 @@
 """The mode ``'reproducible'``: a call has the same bits the first time, later, and in every process."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

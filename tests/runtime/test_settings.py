@@ -1,7 +1,5 @@
 """What every function that sets something does: alone, as a block, as a decorator, in threads, and wrongly."""
 
-from __future__ import annotations
-
 import asyncio
 import contextvars
 import re

@@ -1,7 +1,5 @@
 """The same numbers as arrays of each framework that attention takes, and back."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

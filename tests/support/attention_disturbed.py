@@ -1,7 +1,5 @@
 """Attention in several spellings, each disturbed at one stage: programs that must stay as they are."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

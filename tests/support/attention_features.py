@@ -1,7 +1,5 @@
 """Features of attention that every kernel has to compute."""
 
-from __future__ import annotations
-
 from typing import Any
 
 FEATURES: dict[str, dict[str, Any]] = {

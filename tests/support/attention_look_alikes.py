@@ -1,7 +1,5 @@
 """Programs that look like attention, and aren't, or need more of it than its result."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Masks, biases and windows of attention as programs spell them."""
 
-from __future__ import annotations
-
 import torch
 from attention_spellings import HEADS_FIRST, HEADS_LAST, SQUARE, B, H, M, Mask, N, spelling
 

@@ -1,7 +1,5 @@
 """Attention in float64, written out: what the kernels are tested against."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Small attentions for the kernels' tests: a spec and its tensors, checked against the oracle with poisoned memory."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,22 +8,20 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import torch
+from attention_oracle import oracle
+from kernel_tensors import DEVICE, Poisoned, randn
 
-torch: Any = pytest.importorskip("torch")
-
-from attention_oracle import oracle  # noqa: E402
-from kernel_tensors import DEVICE, Poisoned, randn  # noqa: E402
-
-from einops_fast.attention import attend  # noqa: E402
-from einops_fast.attention.spec import AttentionInputs, AttentionSpec  # noqa: E402
-from einops_fast.backends.torch.attention import call as torch_attention  # noqa: E402
-from einops_fast.backends.torch.attention import runs as torch_attention_runs  # noqa: E402
-from einops_fast.backends.torch.attention.implementations.triton import Triton  # noqa: E402
-from einops_fast.backends.triton.attention import plan as attention_plan  # noqa: E402
-from einops_fast.backends.triton.attention.general.tilings import BackwardTilings, Tiling  # noqa: E402
-from einops_fast.backends.triton.attention.hopper.call import HopperCall  # noqa: E402
-from einops_fast.backends.triton.launching.launch import accumulator  # noqa: E402
-from einops_fast.runtime.plan_cache import clear_plans  # noqa: E402
+from einops_fast.attention import attend
+from einops_fast.attention.spec import AttentionInputs, AttentionSpec
+from einops_fast.backends.torch.attention import call as torch_attention
+from einops_fast.backends.torch.attention import runs as torch_attention_runs
+from einops_fast.backends.torch.attention.implementations.triton import Triton
+from einops_fast.backends.triton.attention import plan as attention_plan
+from einops_fast.backends.triton.attention.general.tilings import BackwardTilings, Tiling
+from einops_fast.backends.triton.launching.kernel_call import DeclaredCall
+from einops_fast.backends.triton.launching.launch import accumulator
+from einops_fast.runtime.plan_cache import clear_plans
 
 SMALL = Tiling(16, 16, 4, 1)
 """So small that a few dozen positions are several blocks."""
@@ -57,13 +53,13 @@ def poisoned() -> Iterator[None]:
 def hopper_calls() -> Iterator[list[bool]]:
     """Record whether each of Hopper's kernels could be queued, on poisoned memory."""
     found: list[bool] = []
-    call = HopperCall.__call__
+    call = DeclaredCall.__call__
 
-    def recorded(self: HopperCall, *arguments: Any) -> bool:
+    def recorded(self: DeclaredCall, *arguments: Any) -> bool:
         found.append(call(self, *arguments))
         return found[-1]
 
-    with mock.patch.object(HopperCall, "__call__", recorded), poisoned():
+    with mock.patch.object(DeclaredCall, "__call__", recorded), poisoned():
         yield found
 
 

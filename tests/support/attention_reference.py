@@ -3,8 +3,6 @@
 It is written from the definition alone and takes nothing from the package.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 

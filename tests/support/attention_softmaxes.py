@@ -1,7 +1,5 @@
 """The softmax between two contractions as programs spell it, normalized early or late, with its log-sum-exp or not."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from attention_spellings import HEADS_FIRST, HEADS_LAST, SQUARE, B, E, H, M, Mask, N, spelling

@@ -1,7 +1,5 @@
 """An attention of sixteen heads and a thousand positions, to be changed in one respect or another."""
 
-from __future__ import annotations
-
 from einops_fast.attention.spec import AttentionSpec
 
 SPEC = AttentionSpec(

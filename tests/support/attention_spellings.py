@@ -1,7 +1,5 @@
 """Attention as programs spell it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """A browser without a window, for pages."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 

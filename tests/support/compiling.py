@@ -1,7 +1,5 @@
 """Programs that compile kernels for GPUs that needn't be here."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from python_process import run_python

@@ -3,18 +3,15 @@
 python distributed_modules.py RANK STORE
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from ops_problems import kernels
+from ops_problems import where
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -126,7 +123,7 @@ def main(rank: int, store: str) -> None:
     for name, kind in kinds.items():
         wanted = expected(kind)
         for by_kernels in (False, True) if name == "own" else (False,):
-            with kernels() if by_kernels else nullcontext():
+            with where(by_kernels):
                 check(model := sharded(made(kind), mesh), model, rank, wanted, 1e-4 if by_kernels else 1e-5)
         check(model := made(kind), DistributedDataParallel(model), rank, wanted)
         print("sharded", name, flush=True)

@@ -4,8 +4,6 @@ A contraction is drawn in plain letters first, which is what the oracle computes
 caller may write it. So what the oracle sees never depends on the parser under test.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -1,15 +1,11 @@
 """Calls of FlashAttention-4, or of what stands in for it."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 
-import pytest
+import torch
 
-torch: Any = pytest.importorskip("torch")
-
-from einops_fast import attention  # noqa: E402
+from einops_fast import attention
 
 P = "b i h d, b j g d, b j g e -> b i h e"
 

@@ -1,7 +1,5 @@
 """What einops_fast calls of flash-attn-4, by torch on any device: its conventions, and memory full of NaN."""
 
-from __future__ import annotations
-
 import math
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise

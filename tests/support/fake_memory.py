@@ -1,7 +1,5 @@
 """The memory of a framework on a GPU that isn't there, for tests of what is chosen by measurement."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from typing import Any
 

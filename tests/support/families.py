@@ -1,7 +1,5 @@
 """A problem for every kind of kernel that contracts, the candidates that are meant by it, and what has these taken."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -12,29 +10,26 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import torch
 from fused_steps import INTEGERS, KERNEL_DTYPES, ON, fused_step
+from gluon_on_cpu import boxes_on_cpu
+from kernel_tensors import DEVICE
 
-torch: Any = pytest.importorskip("torch")
-pytest.importorskip("triton")
-
-from gluon_on_cpu import boxes_on_cpu  # noqa: E402
-from kernel_tensors import DEVICE  # noqa: E402
-
-from einops_fast.backends.torch import backend as torch_backend  # noqa: E402
-from einops_fast.backends.triton.contraction import candidates  # noqa: E402
-from einops_fast.backends.triton.contraction import choice as choice_module  # noqa: E402
-from einops_fast.backends.triton.contraction.boxes.tiles import BoxTiling  # noqa: E402
-from einops_fast.backends.triton.contraction.candidates import kernel_candidates  # noqa: E402
-from einops_fast.backends.triton.contraction.chain.kernel import ChainTiling  # noqa: E402
-from einops_fast.backends.triton.contraction.choice import StepProblem  # noqa: E402
-from einops_fast.backends.triton.contraction.loops.kernel import ReductionTiling  # noqa: E402
-from einops_fast.backends.triton.contraction.pointers.kernel import ContractionTiling  # noqa: E402
-from einops_fast.backends.triton.contraction.threads.tiles import FmaTiling  # noqa: E402
-from einops_fast.backends.triton.contraction.ways import Candidate, CopyCandidate  # noqa: E402
-from einops_fast.backends.triton.launching.launch import copies_boxes  # noqa: E402
-from einops_fast.backends.triton.launching.measuring import works  # noqa: E402
-from einops_fast.planning.cost import is_integer  # noqa: E402
-from einops_fast.runtime.plan_cache import clear_plans  # noqa: E402
+from einops_fast.backends.torch import backend as torch_backend
+from einops_fast.backends.triton.contraction import candidates
+from einops_fast.backends.triton.contraction import choice as choice_module
+from einops_fast.backends.triton.contraction.boxes.tiles import BoxTiling
+from einops_fast.backends.triton.contraction.candidates import kernel_candidates
+from einops_fast.backends.triton.contraction.chain.kernel import ChainTiling
+from einops_fast.backends.triton.contraction.choice import StepProblem
+from einops_fast.backends.triton.contraction.loops.kernel import ReductionTiling
+from einops_fast.backends.triton.contraction.pointers.kernel import ContractionTiling
+from einops_fast.backends.triton.contraction.threads.tiles import FmaTiling
+from einops_fast.backends.triton.contraction.ways import Candidate, CopyCandidate
+from einops_fast.backends.triton.launching.launch import copies_boxes
+from einops_fast.backends.triton.launching.measuring import works
+from einops_fast.planning.cost import is_integer
+from einops_fast.runtime.plan_cache import clear_plans
 
 Shapes = tuple[tuple[int, ...], ...]
 

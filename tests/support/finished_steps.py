@@ -1,15 +1,10 @@
 """Products with a bias and an activation in their kernel."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
-import pytest
 from fused_steps import fused_step
 from kernel_tensors import MEMORY
-
-pytest.importorskip("triton")
 
 from einops_fast.backends.triton.contraction.ways import Candidate
 from einops_fast.planning.epilogue import Epilogue

@@ -1,7 +1,5 @@
 """Calls of row operators and of attention on a GPU, and their results."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Single steps that kernels of ours can do, as plans have them on a GPU, wherever the operands are."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -6,8 +6,6 @@ announced bytes are those of the hardware, so that a wrong count is a deadlock h
 program is a whole cluster. What is not here: layouts, registers, alignment, and that reading and writing take time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -15,19 +13,14 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-import pytest
 import torch
 from gluon_stand_ins import Descriptor, Pointer, executed, stand_ins, tensor
 
-pytest.importorskip("triton")
-
-from einops_fast.backends.triton.attention.decode import plan as hopper_decode_plan
-from einops_fast.backends.triton.attention.hopper import plan as hopper_plan
-from einops_fast.backends.triton.attention.hopper.call import HopperCall
+from einops_fast.backends.triton.attention.hopper import call as hopper_call
 from einops_fast.backends.triton.contraction import candidates
 from einops_fast.backends.triton.contraction.launch import BoxKernel
 from einops_fast.backends.triton.contraction.threads import kernel as fma_contraction
-from einops_fast.backends.triton.launching.kernel_call import KernelCall
+from einops_fast.backends.triton.launching.kernel_call import DeclaredCall, KernelCall
 from einops_fast.backends.triton.rows import cluster_tilings
 
 
@@ -54,18 +47,11 @@ def functions_on_cpu(module: str, program: int = 0, programs: int = 1) -> dict[s
 def hopper_on_cpu() -> Iterator[list[str]]:
     """Have Hopper's kernels chosen and executed here; gives the names of those that were, in order."""
     ran: list[str] = []
-    begin = HopperCall.__init__
-
-    def remember(
-        self: Any, function: Any, tiling: Any, arrays: Any, scalars: Any, numbers: Any, programs: int, **options: Any
-    ) -> None:
-        begin(self, function, tiling, arrays, scalars, numbers, programs, **options)
-        self.recorded = getattr(function, "fn", function), tiling, tuple(arrays.values()), scalars, numbers, programs
 
     def execute(self: Any, memory: Any, device: int, *arrays: Any) -> bool:
-        function, tiling, described, scalars, numbers, programs = self.recorded
+        function, programs = getattr(self.function, "fn", self.function), self.grid[0]
         given: list[Any] = []
-        for array, seen in zip(arrays, described, strict=True):
+        for array, seen in zip(arrays, self._declared, strict=True):
             assert (array is None) == (seen is None)
             if array is None:
                 given.append(None)
@@ -75,15 +61,13 @@ def hopper_on_cpu() -> Iterator[list[str]]:
                 given.append(Pointer(_flat(array)))
         for program in range(programs):
             names = executed(function.__module__, stand_ins(program, programs), {})
-            names[function.__name__](*given, *map(_numbers, scalars.values()), _numbers(numbers), tiling)
+            names[function.__name__](*given, *map(_numbers, self.tail), self.constants["tiling"])
         ran.append(function.__name__)
         return True
 
     with (
-        mock.patch.object(HopperCall, "__init__", remember),
-        mock.patch.object(HopperCall, "__call__", execute),
-        mock.patch.object(hopper_plan, "interpreted", return_value=False),
-        mock.patch.object(hopper_decode_plan, "interpreted", return_value=False),
+        mock.patch.object(DeclaredCall, "__call__", execute),
+        mock.patch.object(hopper_call, "interpreted", return_value=False),
     ):
         yield ran
 

@@ -1,7 +1,5 @@
 """Plans for a GPU that needn't be here."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from einops_fast.backends.gpus import gpu_ceilings

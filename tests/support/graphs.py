@@ -1,13 +1,9 @@
 """Calls captured in a CUDA graph."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
-torch: Any = pytest.importorskip("torch")
+import torch
 
 
 def captured(call: Callable[[], Any], warm_up: int = 2) -> tuple[Any, Any]:

@@ -1,19 +1,15 @@
 """Small models of transformers, their inputs and their results."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
 import pytest
-
-torch: Any = pytest.importorskip("torch")
+import torch
 
 transformers: Any = pytest.importorskip("transformers", minversion="5.0")
 
-pytest.importorskip("triton")
 
 from ops_problems import DEVICE  # noqa: E402
 

@@ -1,18 +1,14 @@
 """Problems for the kernels that contract, and the check against float64."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from itertools import permutations
 from typing import Any
 
-import pytest
+import torch
 from fused_steps import fused_step
 from kernel_tensors import MEMORY
 
-torch: Any = pytest.importorskip("torch")
-
-from einops_fast.backends.triton.contraction.ways import Candidate  # noqa: E402
+from einops_fast.backends.triton.contraction.ways import Candidate
 
 
 def check(equation: str, operands: Sequence[Any], candidates: Sequence[Candidate]) -> None:

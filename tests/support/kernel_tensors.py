@@ -1,25 +1,21 @@
 """What kernels are tested with: where they run, random tensors, and memory that holds what no right result does."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
 import pytest
+import torch
 
-torch: Any = pytest.importorskip("torch")
-pytest.importorskip("triton")
-
-from einops_fast.backends.gpus import gpu_ceilings  # noqa: E402
-from einops_fast.backends.torch import backend as torch_backend  # noqa: E402
-from einops_fast.backends.torch.ceilings import KERNEL_DTYPES  # noqa: E402
-from einops_fast.backends.torch.memory import TorchMemory, new_here  # noqa: E402
-from einops_fast.backends.triton.contraction import choice  # noqa: E402
-from einops_fast.backends.triton.contraction.candidates import kernel_candidates  # noqa: E402
-from einops_fast.backends.triton.launching.launch import interpreted  # noqa: E402
-from einops_fast.runtime.plan_cache import clear_plans  # noqa: E402
+from einops_fast.backends.gpus import gpu_ceilings
+from einops_fast.backends.torch import backend as torch_backend
+from einops_fast.backends.torch.ceilings import KERNEL_DTYPES
+from einops_fast.backends.torch.memory import TorchMemory, new_here
+from einops_fast.backends.triton.contraction import choice
+from einops_fast.backends.triton.contraction.candidates import kernel_candidates
+from einops_fast.backends.triton.launching.launch import interpreted
+from einops_fast.runtime.plan_cache import clear_plans
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -1,10 +1,6 @@
 """Nested tensors of torch with the jagged layout."""
 
-from __future__ import annotations
-
-import pytest
-
-torch = pytest.importorskip("torch")
+import torch
 
 
 def jagged(*shapes, seed=0):

@@ -1,18 +1,17 @@
 """What the tests of the operators share: layouts, poisoned memory, kernels wherever they run, error bounds."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 from unittest import mock
 
 import pytest
+import torch
 from optional_mxnet import mxnet_or_skip
 
-torch: Any = pytest.importorskip("torch")
-
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+Function = Callable[..., Any]
 
 LAYOUTS = ("contiguous", "reversed", "sliced", "padded")
 
@@ -57,6 +56,20 @@ def kernels(queued: bool = True) -> Iterator[None]:
         assert bool(calls) == queued
     finally:
         torch.use_deterministic_algorithms(before)
+
+
+def where(by_kernels: bool) -> Any:
+    """Return a block in which tensors go to the kernels, or to torch's functions as where there is no GPU."""
+    return kernels() if by_kernels else nullcontext()
+
+
+def check(
+    ours: Callable[..., Any], reference: Callable[..., Any], tensors: Sequence[Any], by_kernels: bool = True
+) -> None:
+    """Check the results and gradients of an operator against those of a reference, on tensors in float64."""
+    with where(by_kernels):
+        found = gradients(ours, tensors)
+    assert_near(found, gradients(reference, tensors))
 
 
 def namespace(framework: str) -> Any:
@@ -125,7 +138,7 @@ def leaf(values: Any) -> Any:
     return values.detach().requires_grad_()
 
 
-def gradients(function: Callable[..., Any], tensors: Sequence[Any], seed: int = 7) -> list[Any]:
+def gradients(function: Function, tensors: Sequence[Any], seed: int = 7) -> list[Any]:
     """The results of a function and the gradients of its tensors, for random gradients of the results."""
     found = function(*tensors)
     results = found if isinstance(found, tuple) else (found,)
@@ -135,7 +148,11 @@ def gradients(function: Callable[..., Any], tensors: Sequence[Any], seed: int = 
 
 
 def assert_near(found: Any, expected: Any, native: Any = None, factor: float = 2.0) -> None:
-    """``found`` misses ``expected``, in float64, by at most ``factor`` times what ``native`` misses it by."""
+    """Check that tensors miss others, in float64, by at most ``factor`` times what ``native`` ones miss them by."""
+    if not isinstance(found, torch.Tensor):
+        for one, exact, theirs in zip(found, expected, native or [None] * len(found), strict=True):
+            assert_near(one, exact, theirs, factor)
+        return
     found, expected = found.detach(), expected.detach()
     assert found.shape == expected.shape
     kind = str(found.dtype).removeprefix("torch.")

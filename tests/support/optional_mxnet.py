@@ -1,7 +1,5 @@
 """MXNet, for tests that go without it where it can't be had."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import Any
 

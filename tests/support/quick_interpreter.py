@@ -1,12 +1,12 @@
 """Triton's interpreter, without what takes most of its time and changes nothing."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from dataclasses import replace
 from math import prod
 from typing import Any
+
+import numpy as np
 
 
 def hurry() -> None:
@@ -19,6 +19,8 @@ def hurry() -> None:
     _unwrap_quickly()
     _know_types_of_tuples_later()
     _replace_once()
+    _combine_at_once()
+    _check_sizes_at_once()
     # Without the option to debug, whether integers overflow is computed and then ignored; for a GPU, it isn't computed.
     if not interpreter_builder.options.debug:
         interpreter_builder.options = replace(interpreter_builder.options, sanitize_overflow=False)
@@ -37,7 +39,19 @@ def _remember_builtins() -> None:
         for name in names(module):
             member = getattr(module, name)
             if core.is_builtin(member):
-                interpreter._patch_attr(module, name, member, builder, scope)
+                put(module, name, member, scope)
+
+    # Of which the same function makes all, that only makes sure that there is a ``_semantic``.
+    checking = core.load.__code__
+
+    def put(module: Any, name: str, member: Any, scope: Any) -> None:
+        called = member.__wrapped__ if getattr(member, "__code__", None) is checking else member
+
+        def member_of_interpreter(*args: Any, **kwargs: Any) -> Any:
+            kwargs["_semantic"] = interpreter.interpreter_semantic
+            return called(*args, **kwargs)
+
+        scope.set_attr(module, name, member_of_interpreter)
 
     # The first search is now, before anything is replaced.
     for module in (core, core.tensor, core.tensor_descriptor_base):
@@ -73,19 +87,22 @@ def _remember_shapes() -> None:
         found = None if key is None else blocks.get(key)
         if found is None:
             make(self, element_ty, shape)
+            self.of_tensors = known(*self.shape)
             if key is not None:
-                blocks[key] = self.shape, self.numel, self.name
+                blocks[key] = self.shape, self.numel, self.name, self.of_tensors
             return
         self.element_ty = element_ty
-        self.shape, self.numel, self.name = found
+        self.shape, self.numel, self.name, self.of_tensors = found
 
     @functools.cache
     def known(*shape: int) -> tuple[Any, Any]:
         return core.constexpr(prod(shape)), core.tuple([core.constexpr(size) for size in shape])
 
+    of_numbers = known()
+
     def init_tensor(self: Any, handle: Any, type: Any) -> None:
         self.handle, self.type, self.dtype = handle, type, type.scalar
-        self.numel, self.shape = known(*type.shape) if type.is_block() else known()
+        self.numel, self.shape = type.of_tensors if type.is_block() else of_numbers
 
     core.block_type.__init__ = init_block
     core.tensor.__init__ = init_tensor
@@ -157,3 +174,89 @@ def _replace_once() -> None:
 
     replacing = interpreter.InterpretedFunction.__call__
     interpreter.InterpretedFunction.__call__ = call
+
+
+def _combine_at_once() -> None:
+    """See at once that operands are of one dtype or of one shape, and fill or broadcast those that aren't."""
+    from triton.language import core
+    from triton.language.semantic import TritonSemantic
+    from triton.runtime import interpreter
+    from triton.runtime.interpreter import TensorHandle
+
+    broadcast, combine, cast = (
+        TritonSemantic.broadcast_impl_value,
+        TritonSemantic.binary_op_type_checking_impl,
+        TritonSemantic.cast,
+    )
+
+    def filled(of: Any, shape: Any) -> Any:
+        data = np.empty(shape, interpreter._get_np_dtype(of.handle.dtype))
+        data[...] = of.handle.data
+        return core.tensor(TensorHandle(data, of.handle.dtype), core.block_type(of.type, shape))
+
+    def expanded(of: Any, shape: Any) -> Any:
+        if of.type.shape.values == shape:
+            return of
+        data = np.broadcast_to(of.handle.data, shape)
+        return core.tensor(TensorHandle(data, of.handle.dtype), core.block_type(of.type.scalar, shape))
+
+    def broadcast_at_once(self: Any, lhs: Any, rhs: Any) -> Any:
+        one, other = lhs.type, rhs.type
+        if not other.is_block():
+            return (lhs, filled(rhs, one.shape.values)) if one.is_block() else (lhs, rhs)
+        if not one.is_block():
+            return filled(lhs, other.shape.values), rhs
+        left, right = one.shape.values, other.shape.values
+        if left == right:
+            return lhs, rhs
+        if len(left) != len(right) or any(a != b and 1 not in (a, b) for a, b in zip(left, right, strict=True)):
+            return broadcast(self, lhs, rhs)
+        shape = [max(pair) for pair in zip(left, right, strict=True)]
+        return expanded(lhs, shape), expanded(rhs, shape)
+
+    def is_one_of(number: Any, dtype: Any) -> bool:
+        """Whether a number of Python becomes one of a dtype beside a tensor of it."""
+        if type(number) is int and dtype.name in ("int32", "int64"):
+            return -(1 << 31) <= number < 1 << 31
+        return type(number) in (int, float) and dtype.is_floating()
+
+    def combine_at_once(self: Any, lhs: Any, rhs: Any, *options: Any, **named: Any) -> Any:
+        # The fourth option is for quotients, for which numbers of few digits get more.
+        if named or len(options) > 3:
+            return combine(self, lhs, rhs, *options, **named)
+        if type(rhs) is core.tensor and is_one_of(lhs, rhs.dtype):
+            lhs = self.scalar_constant(lhs, dtype=rhs.dtype)
+        elif type(lhs) is core.tensor and is_one_of(rhs, lhs.dtype):
+            rhs = self.scalar_constant(rhs, dtype=lhs.dtype)
+        elif not (type(lhs) is type(rhs) is core.tensor and lhs.dtype is rhs.dtype and not lhs.dtype.is_ptr()):
+            return combine(self, lhs, rhs, *options)
+        return broadcast_at_once(self, lhs, rhs)
+
+    def cast_at_once(self: Any, input: Any, dst_ty: Any, *options: Any) -> Any:
+        return input if input.type.scalar is dst_ty else cast(self, input, dst_ty, *options)
+
+    TritonSemantic.broadcast_impl_value = broadcast_at_once
+    TritonSemantic.binary_op_type_checking_impl = combine_at_once
+    TritonSemantic.cast = cast_at_once
+
+
+def _check_sizes_at_once() -> None:
+    """See at once that an element is as large as its dtype."""
+    from triton.language import core
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    check, combine = TensorHandle.__post_init__, InterpreterBuilder.binary_op
+
+    def fits(data: Any, dtype: Any) -> bool:
+        return type(dtype) is core.dtype and data.itemsize * 8 <= dtype.primitive_bitwidth
+
+    def check_at_once(self: Any) -> None:
+        if not fits(self.data, self.dtype):
+            check(self)
+
+    def combine_at_once(self: Any, lhs: Any, rhs: Any, op: Any) -> Any:
+        found = op(lhs.data, rhs.data)
+        return TensorHandle(found, lhs.dtype) if fits(found, lhs.dtype) else combine(self, lhs, rhs, op)
+
+    TensorHandle.__post_init__ = check_at_once
+    InterpreterBuilder.binary_op = combine_at_once

@@ -1,7 +1,5 @@
 """Calls of a recorded run, as rows of the table of metrics have them."""
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Sequence

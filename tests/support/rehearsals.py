@@ -1,7 +1,5 @@
 """Problems of row operators and of attention on tensors without memory, for whoever rehearses them without a GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,13 +1,9 @@
 """Equations, tensors and compiled functions for the tests on torch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
-torch = pytest.importorskip("torch")
+import torch
 
 Einsum = Callable[..., Any]
 

@@ -1,7 +1,5 @@
 """Kernels and choices for other machines: what is packed, what is brought in, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import zipfile
 from pathlib import Path

@@ -1,25 +1,23 @@
 """What is measured ahead on a GPU, and what later calls find of it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-torch: Any = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from recorded_calls import attention_call, einsum_call, layout, operator_call, written  # noqa: E402
+from recorded_calls import attention_call, einsum_call, layout, operator_call, written
 
-from einops_fast import autotune, ops  # noqa: E402
-from einops_fast.backends.gpus import gpu_ceilings  # noqa: E402
-from einops_fast.backends.torch import beginning  # noqa: E402
-from einops_fast.backends.torch.ops import begun  # noqa: E402
-from einops_fast.cli import main  # noqa: E402
-from einops_fast.runtime import disk_cache  # noqa: E402
-from einops_fast.runtime.plan_cache import clear_plans  # noqa: E402
+from einops_fast import autotune, ops
+from einops_fast.backends.gpus import gpu_ceilings
+from einops_fast.backends.torch import beginning
+from einops_fast.backends.torch.ops import begun
+from einops_fast.cli import main
+from einops_fast.runtime import disk_cache
+from einops_fast.runtime.plan_cache import clear_plans
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,5 @@
 """What is read of a recorded run, what can be tuned for, and that calls can be made again."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -9,13 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from recorded_calls import attention_call, einsum_call, layout, operator_call, written
 
 from einops_fast import attention, fast_einsum, metrics, ops
 from einops_fast.errors import EinsumError
 from einops_fast.tune.recorded import read_calls, why_not
-
-torch: Any = pytest.importorskip("torch")
 
 
 def test_a_table_or_a_folder_is_read_and_each_call_once(tmp_path: Path) -> None:

@@ -36,12 +36,9 @@ if hasattr(os, "register_at_fork"):
 
 
 def compile_ahead(question: tuple[Any, ...], arrays: Sequence[Any], call: Callable[[list[Any]], object]) -> None:
-    """Have the kernels compiled that a call will launch.
+    """Have the kernels compiled that a call of tensors without values will launch, on a GPU and of known sizes.
 
-    Args:
-        question: what the call depends on beside the layouts of the arrays.
-        arrays: tensors without values, of known sizes, on a GPU; else nothing happens. ``None`` where there is none.
-        call: makes the call of such tensors.
+    The call depends on ``question`` beside the layouts of the arrays.
     """
     given = [each for each in arrays if each is not None]
     if not (given[0].is_cuda and isinstance(given[0], FakeTensor) and background.available()):

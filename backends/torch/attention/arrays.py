@@ -50,20 +50,11 @@ class TorchArrays(Arrays):
         zeros = self.full(shape, 0.0, arrays[0])
         return torch.where(zeros > 0, sum([each.sum() for each in arrays]), zeros)
 
-    def expand(self, array: Any, shape: Sequence[int]) -> Any:
-        return array.expand(*shape)
-
     def largest(self, array: Any) -> Any:
         return array.detach().amax(-1, keepdim=True)
 
     def maximum(self, a: Any, b: Any) -> Any:
         return torch.maximum(a.detach(), b.detach())
-
-    def sum(self, array: Any) -> Any:
-        return array.sum(-1, keepdim=True)
-
-    def concatenate(self, parts: Sequence[Any], axis: int) -> Any:
-        return parts[0] if len(parts) == 1 else torch.cat(list(parts), axis)
 
     def pieces(self, array: Any, axis: int, size: int) -> list[Any]:
         return list(array.split(size, axis))

@@ -8,13 +8,12 @@ from typing import Any
 
 import torch
 
-from einops_fast.attention.axes import View
 from einops_fast.attention.prepare import Plan
 from einops_fast.attention.reference import Math
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.attention.torch_state import seed_for
-from einops_fast.backends.torch.attention.layouts import LENGTHS, NAMES, Arrays, Given, extras_of
-from einops_fast.backends.torch.attention.runs import AttentionCall, call_of
+from einops_fast.backends.torch.attention.layouts import LENGTHS, NAMES, Arrays
+from einops_fast.backends.torch.attention.runs import AttentionCall
 from einops_fast.backends.torch.function import recorded
 from einops_fast.backends.torch.types import is_batched, is_jit_tracing
 from einops_fast.backends.triton.attention.arguments import NO_EXTRAS, Extras
@@ -33,34 +32,13 @@ DIFFERENTIABLE = (0, 1, 2, 3, 6)
 def triton_attention(spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Any, Any]:
     """Compute ``softmax(scale * q @ k.T + …) @ v`` of tensors in canonical order, of any strides, without copies.
 
-    Differentiable in q, k, v, the bias and the sinks, through the result and through the logarithms.
-
-    Raises:
-        NotImplementedError: from backward, where gradients are differentiated again.
+    That is torch's operator: differentiable in q, k, v, the bias and the sinks, through the result and the logarithms.
     """
-    arrays = inputs.all()
-    if torch.compiler.is_compiling() or is_jit_tracing() or not _in_memory(arrays):
-        # Imported here because it registers operators that are made of these functions.
-        from einops_fast.backends.torch.attention.ops import attention_forward, constants
+    # Imported here because it registers operators that are made of these functions.
+    from einops_fast.backends.torch.attention.ops import attention_forward, constants
 
-        out, lse = attention_forward(*arrays, *constants(spec))
-        return out, lse if spec.lse else None
-    q, k, v, bias, *_ = arrays
-    call, extras = call_of(spec, arrays, lambda: spec), extras_of(arrays)
-    differentiable = q, k, v, bias, inputs.sinks
-    if torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in differentiable):
-        return _differentiable(call, q, k, v, extras)
-    out, lse = call.forward(q, k, v, extras)
+    out, lse = attention_forward(*inputs.all(), *constants(spec))
     return out, lse if spec.lse else None
-
-
-def _differentiable(call: AttentionCall, q: Any, k: Any, v: Any, extras: Extras) -> tuple[Any, Any]:
-    """Return the result and, if asked for, the logarithms, as autograd records them."""
-    if extras.bias is None and extras.sinks is None:
-        found = _recorded((call, extras), q, k, v)
-    else:
-        found = _recorded((call, extras), q, k, v, extras.bias, extras.sinks)
-    return found if call.spec.lse else (found, None)
 
 
 class GivenAttention:
@@ -86,9 +64,11 @@ class GivenAttention:
             if not _in_memory(given):
                 return self._otherwise(q, k, v, *further)
             if call is None:
-                call = self._call = AttentionCall(plan.spec, given, _given(plan), joins=True)
+                call = self._call = AttentionCall(plan, given, joins=True)
         if plan.spec.gradients:
-            out, lse = _differentiable(call, q, k, v, extras)
+            others = () if extras.bias is None and extras.sinks is None else (extras.bias, extras.sinks)
+            found = _recorded((call, extras), q, k, v, *others)
+            out, lse = found if plan.spec.lse else (found, None)
         else:
             out, lse = call.forward(q, k, v, extras)
         return (out, plan.log(lse, plan.on.permute)) if plan.spec.lse else out
@@ -102,12 +82,6 @@ class GivenAttention:
         if plan.spec.dropout_p:
             found[-1] = seed_for(q)
         return Extras._make(found)
-
-
-def _given(plan: Plan) -> Given:
-    """Return how the arrays of a plan are given."""
-    views = {name: view for name, view, _ in plan.views}
-    return Given(tuple([views.get(name, View()) for name in NAMES]), plan.result)
 
 
 def _in_memory(arrays: Arrays) -> bool:
@@ -166,15 +140,14 @@ def _canonical_gradients(
     # The operator has gradients of its own, and torch calls it for each of several.
     from einops_fast.backends.torch.attention.ops import attention_backward, constants
 
-    given = call.given
     wanted = (*wanted, *(False,) * (len(DIFFERENTIABLE) - len(wanted)))
     d_out, out = (None if each is None else call.canonical_result(each) for each in (d_out, out))
     found = attention_backward(
-        out, lse, d_out, d_lse, *given.canonical(arrays), list(wanted), *constants(call.spec)
+        out, lse, d_out, d_lse, *call.canonical(arrays), list(wanted), *constants(call.spec)
     )  # fmt: skip
     return tuple(
         [
-            given.views[at].back(each, arrays[at].shape, torch.permute) if is_wanted else None
+            call.views[at].back(each, arrays[at].shape, torch.permute) if is_wanted else None
             for at, each, is_wanted in zip(DIFFERENTIABLE, found, wanted, strict=True)
         ]
     )

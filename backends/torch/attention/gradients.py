@@ -3,48 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
-from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from einops_fast.attention.axes import View
 from einops_fast.attention.spec import AttentionSpec
 from einops_fast.backends.torch.attention.layouts import (
-    BIAS,
+    SINKS,
     Arrays,
-    Given,
-    dtype_of,
     example,
     kernel_layouts,
     layout_of,
     problem_of,
 )
-from einops_fast.backends.torch.memory import TorchMemory
 from einops_fast.backends.triton.attention.arguments import Extras
 from einops_fast.backends.triton.attention.around.heads_apart import pays_apart
-from einops_fast.backends.triton.attention.around.parts_sum import parts_sum
 from einops_fast.backends.triton.attention.general.plan import is_whole
 from einops_fast.backends.triton.attention.plan import backward_plan
 from einops_fast.backends.triton.attention.problem import Layout, missing_axes
 from einops_fast.backends.triton.launching.launch import accumulator
 from einops_fast.planning.layout import contiguous_strides, dense_strides
 
-__all__ = ["GradientsOfCall", "sinks_gradient"]
+if TYPE_CHECKING:
+    from einops_fast.backends.torch.attention.runs import AttentionCall
+
+__all__ = ["Differentiated", "GradientsOfCall", "sinks_gradient"]
 
 
-@dataclass
-class Gradients:
-    """Arrays for the gradients that are wanted; ``None`` for the others.
-
-    That of a bias is full of zeros where :attr:`Plan.bias_starts_at_zero` says so.
-    """
-
-    q: Any = None
-    k: Any = None
-    v: Any = None
-    bias: Any = None
+Differentiated = tuple[Any, Any, Any, Any, Any]
+"""Gradients of q, k, v, the bias and the sinks; ``None`` for those that weren't asked for."""
 
 
 class GradientsOfCall:
@@ -56,59 +44,53 @@ class GradientsOfCall:
 
     def __init__(
         self,
-        spec: AttentionSpec,
-        given: Given,
+        call: AttentionCall,
         arrays: Arrays,
         d_out: Layout,
         wanted: Sequence[bool],
         together: tuple[int, tuple[int, int, int]] | None,
-        memory: TorchMemory,
-        processors: tuple[tuple[int, int], int],
     ) -> None:
-        self.wanted = of_q, of_k, of_v, of_bias, of_sinks = (*wanted, *(False,) * (5 - len(wanted)))
-        self._sums = accumulator(spec.dtype)
-        self._views = given.views
-        canonical = given.canonical(arrays)
-        apart = pays_apart(spec, processors[1])
-        self._missing = [missing_axes(spec, name, apart) for name in ("q", "k", "v")]
-        self.simple = of_q and of_k and of_v and not (of_bias or of_sinks or any(self._missing))
-        self._together = together if self.simple else None
+        self._spec = spec = call.spec
+        self._wanted: tuple[bool, ...] = (*wanted, *(False,) * (5 - len(wanted)))
+        of_q, of_k, of_v, of_bias, of_sinks = self._wanted
+        self._views = call.views
+        canonical = call.canonical(arrays)
+        apart = pays_apart(spec, call.processors[1])
+        self._missing = [*[missing_axes(spec, name, apart) for name in ("q", "k", "v")], ()]
+        self._simple = of_q and of_k and of_v and not (of_bias or of_sinks or any(self._missing))
+        self._together = together if self._simple else None
         # The kernel for q writes the gradient of a bias with all axes, too.
-        needed = of_q or (of_bias and is_whole(spec)), of_k or of_v, of_k or of_v
-        self._layouts: list[tuple[tuple[int, ...], tuple[int, ...], torch.dtype] | None] = [None, None, None]
-        self._memory, self._new = memory, memory.here(arrays[0])
+        needed = of_q or (of_bias and is_whole(spec)), of_k or of_v, of_k or of_v, of_bias
+        self._layouts: list[tuple[tuple[int, ...], tuple[int, ...], torch.dtype] | None] = [None] * 4
+        self._memory, self._new = call.memory, call.new
         layouts = kernel_layouts(spec, canonical)
         layouts["d_out"] = d_out
-        for at, name in enumerate(("q", "k", "v")):
+        for at, name in enumerate(("dq", "dk", "dv", "d_bias")):
             if not needed[at]:
                 continue
             if self._missing[at]:
                 # It has all batch axes that the kernel doesn't sum over itself.
                 sizes = enumerate(canonical[at].shape)
                 shape = tuple(spec.batch[axis] if axis in self._missing[at] else size for axis, size in sizes)
-                layout = layouts["d" + name] = shape, contiguous_strides(shape)
+                layout = layouts[name] = Layout(shape, contiguous_strides(shape), spec.dtype)
             else:
-                layout, layouts["d" + name] = self._like(arrays, at)
-            self._layouts[at] = *layout, arrays[at].dtype
-        if of_bias:
-            self._bias, layouts["d_bias"] = self._like(arrays, BIAS)
-        sort_out = partial(problem_of, spec, apart=apart)
-        self._plan = backward_plan(spec, layouts, dtype_of(arrays[BIAS]), sort_out, processors)
-        if self._plan.exact:
+                layout, layouts[name] = self._like(arrays, at)
+            self._layouts[at] = layout.shape, layout.strides, arrays[at].dtype
+        self._plan = plan = backward_plan(problem_of(spec, layouts, call.processors, apart))
+        starts_at_zero = spec.varlen, spec.varlen, spec.varlen, plan.bias_starts_at_zero
+        self._zeros = [at for at, zeros in enumerate(starts_at_zero) if zeros and needed[at]]
+        if plan.exact:
             # What is summed up afterwards may as well have all digits.
             for at, missing in enumerate(self._missing):
                 own = self._layouts[at]
                 if missing and own is not None:
-                    self._layouts[at] = *own[:2], getattr(torch, self._sums)
-        self._zeros = spec.varlen
-        parts = self._plan.bias_parts if of_bias else 1
-        self._parts_sum = parts_sum(parts, prod(self._bias[0])) if parts > 1 else None
+                    self._layouts[at] = *own[:2], getattr(torch, accumulator(spec.dtype))
 
     def _like(self, arrays: Arrays, at: int) -> tuple[Layout, Layout]:
         """Return the layout of an array like one of these, without gaps or a part of one, as given and canonical."""
-        shape, strides = layout_of(arrays[at])
-        layout = shape, strides if self._together else dense_strides(shape, strides)
-        return layout, layout_of(self._views[at](example(*layout), torch.permute))
+        own = layout_of(arrays[at])
+        layout = own if self._together else own._replace(strides=dense_strides(own.shape, own.strides))
+        return layout, layout_of(self._views[at](example(layout), torch.permute))
 
     def __call__(
         self,
@@ -117,41 +99,39 @@ class GradientsOfCall:
         results: tuple[Any, Any],
         given: tuple[Any, Any],
         extras: Extras,
-    ) -> tuple[Gradients, Any]:
-        """Make the gradients; and ``delta``, a flat array, which there is where sinks are to have a gradient."""
+    ) -> Differentiated:
+        """Make the gradients, each in the order in which its operand is given."""
         into = self._arrays()
-        if self.wanted[3]:
-            into.bias = self._bias_array(extras.bias)
-        if self._zeros:
-            for array in (into.q, into.k, into.v):
-                if array is not None:
-                    array.zero_()
-        arrays = *operands, *results, extras, *given, into.q, into.k, into.v, into.bias
-        delta = self._plan.run(self._memory, device, *arrays)
-        if self._parts_sum is not None:
-            parts, into.bias = into.bias, self._new(*self._bias, extras.bias.dtype)
-            self._parts_sum(self._memory, device, parts, into.bias)
-        return into, delta
+        for at in self._zeros:
+            into[at].zero_()
+        delta = self._plan.run(self._memory, device, *operands, *results, extras, *given, *into)
+        d_q, d_k, d_v, d_bias = into
+        if self._simple:
+            return d_q, d_k, d_v, None, None
+        of_q, of_k, of_v, _, of_sinks = self._wanted
+        lse, d_sinks = results[1], None
+        if of_sinks:
+            d_sinks = sinks_gradient(self._spec, self._views[SINKS], extras, lse, delta.view(lse.shape))
+        q, k, v = operands
+        return (
+            self._summed(0, d_q, q) if of_q else None,
+            self._summed(1, d_k, k) if of_k else None,
+            self._summed(2, d_v, v) if of_v else None,
+            d_bias,
+            d_sinks,
+        )
 
-    def _arrays(self) -> Gradients:
-        """Return memory for the gradients of q, k and v that are wanted."""
+    def _arrays(self) -> tuple[Any, Any, Any, Any]:
+        """Return memory for the gradients of q, k, v and the bias that are wanted; ``None`` for the others."""
         new = self._new
-        of_q, of_k, of_v = self._layouts
+        of_q, of_k, of_v, of_bias = self._layouts
         if self._together is None or not (of_q and of_k and of_v):
-            return Gradients(of_q and new(*of_q), of_k and new(*of_k), of_v and new(*of_v))
+            return of_q and new(*of_q), of_k and new(*of_k), of_v and new(*of_v), of_bias and new(*of_bias)
         elements, (q, k, v) = self._together
         whole = new((elements,), (1,), of_q[2])
-        return Gradients(whole.as_strided(*of_q[:2], q), whole.as_strided(*of_k[:2], k), whole.as_strided(*of_v[:2], v))
+        return whole.as_strided(*of_q[:2], q), whole.as_strided(*of_k[:2], k), whole.as_strided(*of_v[:2], v), None
 
-    def _bias_array(self, bias: Any) -> Any:
-        """Return memory for the gradient of the bias, or for the parts that it is the sum of."""
-        shape, strides = self._bias
-        if self._parts_sum is not None:
-            return self._memory.workspace(bias, self._plan.bias_parts * prod(shape), self._sums)
-        found = self._new(shape, strides, bias.dtype)
-        return found.zero_() if self._plan.bias_starts_at_zero else found
-
-    def summed(self, at: int, gradient: Any, operand: Any) -> Any:
+    def _summed(self, at: int, gradient: Any, operand: Any) -> Any:
         """Return the gradient of an operand that lacks axes: the sum over them."""
         missing = self._missing[at]
         if not missing:
@@ -160,11 +140,12 @@ class GradientsOfCall:
         return self._views[at].back(found, operand.shape, torch.permute)
 
 
-def sinks_gradient(spec: AttentionSpec, sinks: Any, q_starts: Any, lse: Any, delta: Any) -> Any:
+def sinks_gradient(spec: AttentionSpec, view: View, extras: Extras, lse: Any, delta: Any) -> Any:
     """Return the gradient of the sinks, from the logarithms and ``delta``, see the general kernels' backward.
 
     A sink is a key without a value: the gradient of its score is its weight times ``-delta``.
     """
+    sinks, q_starts = view(extras.sinks, torch.permute), extras.q_starts
     by_sequence = spec.varlen and sinks.shape[0] > 1
     rows = sinks[..., None]
     if by_sequence:
@@ -180,4 +161,5 @@ def sinks_gradient(spec: AttentionSpec, sinks: Any, q_starts: Any, lse: Any, del
     else:
         gradient = gradient.sum(-1)
     axes = [at for at, size in enumerate(sinks.shape) if size == 1 != gradient.shape[at]]
-    return (gradient.sum(axes, keepdim=True) if axes else gradient).to(sinks.dtype)
+    found = (gradient.sum(axes, keepdim=True) if axes else gradient).to(sinks.dtype)
+    return view.back(found, extras.sinks.shape, torch.permute)

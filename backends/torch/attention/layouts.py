@@ -3,37 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 import torch
 
-from einops_fast.attention.axes import View
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.backends.torch.backend import fp32_precision
 from einops_fast.backends.triton.attention.arguments import Extras
 from einops_fast.backends.triton.attention.problem import Layout, Problem, problem
-from einops_fast.backends.triton.launching.launch import interpreted
 from einops_fast.dtypes import dtype_name
 from einops_fast.planning.layout import contiguous_in_order, contiguous_strides
 
 __all__ = [
-    "BIAS",
-    "CACHED",
-    "CANONICAL",
     "LENGTHS",
     "NAMES",
     "SINKS",
-    "TABLE",
     "Arrays",
-    "Given",
-    "dtype_of",
     "example",
     "extras_of",
     "kernel_layouts",
     "layout_of",
     "neighbouring",
-    "precision_of",
     "problem_of",
     "result_layout",
 ]
@@ -47,30 +38,8 @@ Arrays = tuple[Any, ...]
 NAMES = tuple([each.name for each in fields(AttentionInputs)])
 """Of these arrays."""
 
-BIAS, SINKS, CACHED, TABLE = (NAMES.index(name) for name in ("bias", "sinks", "cache_seqlens", "block_table"))
-"""Where the bias, the sinks, the lengths of sequences and the block table are among them."""
-
-
-@dataclass(frozen=True)
-class Given:
-    """How arrays are given, where that isn't in canonical order.
-
-    Attributes:
-        views: how each of :data:`Arrays` is seen in canonical order.
-        result: how the canonical result is seen in the order that was asked for.
-    """
-
-    views: tuple[View, ...]
-    result: View
-
-    def canonical(self, arrays: Arrays) -> Arrays:
-        """Return the arrays in canonical order."""
-        pairs = zip(arrays, self.views, strict=True)
-        return tuple([None if array is None else view(array, torch.permute) for array, view in pairs])
-
-
-CANONICAL = Given((View(),) * len(NAMES), View())
-"""In canonical order."""
+SINKS = NAMES.index("sinks")
+"""Where the sinks are among them."""
 
 
 def extras_of(arrays: Arrays) -> Extras:
@@ -84,21 +53,16 @@ def result_layout(spec: AttentionSpec, rows: int) -> Layout:
     """Return the shape and strides of the result, in the order that was asked for."""
     batch = (1, *spec.batch[1:]) if spec.varlen else spec.batch
     shape = (*batch, rows, spec.v_head_dim)
-    return shape, contiguous_in_order(shape, spec.order or range(len(shape)))
-
-
-def dtype_of(array: Any) -> str:
-    """Return the name of its dtype; empty if there is none."""
-    return "" if array is None else dtype_name(array.dtype)
+    return Layout(shape, contiguous_in_order(shape, spec.order or range(len(shape))), spec.dtype)
 
 
 def layout_of(array: Any) -> Layout:
-    """Return the shape, and strides in elements."""
-    return tuple(array.shape), tuple(array.stride())
+    """Return how a tensor lies."""
+    return Layout(tuple(array.shape), tuple(array.stride()), dtype_name(array.dtype))
 
 
-_IN_KERNELS = ("q", "k", "v", "bias", "mask", "slopes", "sinks", "q_segments", "kv_segments", "", "", "", "table", "")
-"""The arrays as :class:`Strides` calls them; without a name, those that are always contiguous."""
+_IN_KERNELS = ("q", "k", "v", *Extras._fields[:6], "", "", "cached", "table", "")
+"""The arrays as :class:`Problem` calls them, but those that nothing is planned by."""
 
 
 def kernel_layouts(spec: AttentionSpec, arrays: Arrays) -> dict[str, Layout]:
@@ -106,24 +70,21 @@ def kernel_layouts(spec: AttentionSpec, arrays: Arrays) -> dict[str, Layout]:
     found = {
         name: layout_of(array) for name, array in zip(_IN_KERNELS, arrays, strict=True) if name and array is not None
     }
-    found["out"] = shape, _ = result_layout(spec, arrays[0].shape[-2])
-    found["lse"] = shape[:-1], contiguous_strides(shape[:-1])
+    found["out"] = result = result_layout(spec, arrays[0].shape[-2])
+    found["lse"] = Layout(result.shape[:-1], contiguous_strides(result.shape[:-1]))
     return found
 
 
-def problem_of(spec: AttentionSpec, layouts: Mapping[str, Layout], apart: bool = False) -> Problem:
-    """Return what the kernels are told about arrays of these layouts; see :func:`problem`."""
-    return problem(spec, layouts, precision_of(spec), interpreted() and spec.dtype == "bfloat16", apart)
+def problem_of(
+    spec: AttentionSpec, layouts: Mapping[str, Layout], device: tuple[tuple[int, int], int], apart: bool = False
+) -> Problem:
+    """Return the problem of arrays of these layouts."""
+    return problem(spec, layouts, device, fp32_precision() if spec.dtype == "float32" else "ieee", apart)
 
 
-def precision_of(spec: AttentionSpec) -> str:
-    """Return how products may be made."""
-    return fp32_precision() if spec.dtype == "float32" else "ieee"
-
-
-def example(shape: Sequence[int], strides: Sequence[int]) -> Any:
-    """Return an array of this layout without memory."""
-    return torch.empty_strided(shape, strides, device="meta")
+def example(layout: Layout) -> Any:
+    """Return a tensor that lies so, without memory."""
+    return torch.empty_strided(layout.shape, layout.strides, dtype=getattr(torch, layout.dtype), device="meta")
 
 
 def neighbouring(layouts: Sequence[Layout]) -> dict[tuple[int, ...], int]:
@@ -132,7 +93,7 @@ def neighbouring(layouts: Sequence[Layout]) -> dict[tuple[int, ...], int]:
     Returns:
         The elements of all, by how many elements each one begins after the one before it.
     """
-    shapes, (strides, *others) = [shape for shape, _ in layouts], [own for _, own in layouts]
+    shapes, (strides, *others) = [each.shape for each in layouts], [each.strides for each in layouts]
     if any(own != strides for own in others):
         return {}
     found = {}

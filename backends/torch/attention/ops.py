@@ -15,7 +15,7 @@ from einops_fast.attention.spec import AttentionSpec
 from einops_fast.backends.torch.attention import ahead
 from einops_fast.backends.torch.attention.call import DIFFERENTIABLE, differentiated_twice
 from einops_fast.backends.torch.attention.layouts import extras_of, result_layout
-from einops_fast.backends.torch.attention.runs import AttentionCall, call_of
+from einops_fast.backends.torch.attention.runs import AttentionCall, call_of, canonical_plan
 from einops_fast.backends.torch.operator import Operator
 from einops_fast.backends.triton.launching.launch import accumulator
 from einops_fast.dtypes import dtype_name
@@ -110,11 +110,11 @@ def _shapes(*arguments: Any) -> tuple[Any, Any]:
     arrays, numbers = arguments[:_ARRAY_COUNT], arguments[_ARRAY_COUNT:]
     q = arrays[0]
     spec = spec_of(arrays, numbers)
-    shape, strides = result_layout(spec, q.shape[-2])
+    shape, strides, _ = result_layout(spec, q.shape[-2])
     lse = q.new_empty(shape[:-1], dtype=getattr(torch, accumulator(spec.dtype)))
 
     def rehearsal(like: list[Any]) -> None:
-        call, (q, k, v, *_) = AttentionCall(spec_of(like, numbers), tuple(like)), like
+        call, (q, k, v, *_) = AttentionCall(canonical_plan(spec_of(like, numbers)), tuple(like)), like
         call.forward(q, k, v, extras_of(tuple(like)))
 
     ahead.compile_ahead(("forward", *_question(numbers)), arrays, rehearsal)
@@ -135,7 +135,7 @@ def _gradient_shapes(out: Any, lse: Any, d_out: Any, d_lse: Any, *arguments: Any
 
     def rehearsal(like: list[Any]) -> None:
         out, lse, d_out, d_lse, *arrays = like
-        call, (q, k, v, *_) = AttentionCall(spec_of(arrays, numbers), tuple(arrays)), arrays
+        call, (q, k, v, *_) = AttentionCall(canonical_plan(spec_of(arrays, numbers)), tuple(arrays)), arrays
         call.backward(q, k, v, extras_of(tuple(arrays)), out, lse, d_out, d_lse, tuple(wanted))
 
     results = out, lse, d_out, d_lse

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from math import prod
 from typing import Any
 
 import torch
 
+from einops_fast.attention.arrays import arrays_of
+from einops_fast.attention.axes import View
+from einops_fast.attention.prepare import Plan
 from einops_fast.attention.spec import AttentionSpec
 from einops_fast.backends.absent_gpu import aimed
-from einops_fast.backends.torch.attention.gradients import GradientsOfCall, sinks_gradient
+from einops_fast.backends.torch.attention.gradients import Differentiated, GradientsOfCall, sinks_gradient
 from einops_fast.backends.torch.attention.layouts import (
-    BIAS,
-    CACHED,
-    CANONICAL,
+    NAMES,
     SINKS,
-    TABLE,
     Arrays,
-    Given,
-    dtype_of,
     example,
-    extras_of,
     kernel_layouts,
     layout_of,
     neighbouring,
@@ -37,12 +34,9 @@ from einops_fast.backends.triton.launching.launch import accumulator
 from einops_fast.planning.layout import contiguous_strides
 from einops_fast.runtime.plan_cache import emptied_with_plans, keep
 
-__all__ = ["AttentionCall", "Differentiated", "backward", "call_of", "forward"]
+__all__ = ["AttentionCall", "call_of", "canonical_plan"]
 
 MEMORY = TorchMemory()
-
-Differentiated = tuple[Any, Any, Any, Any, Any]
-"""Gradients of q, k, v, the bias and the sinks; ``None`` for those that weren't asked for."""
 
 
 class AttentionCall:
@@ -52,26 +46,33 @@ class AttentionCall:
     ``joins``, gradients of q, k and v are parts of one array where these are, and share memory then.
     """
 
-    def __init__(self, spec: AttentionSpec, arrays: Arrays, given: Given = CANONICAL, joins: bool = False) -> None:
-        self.spec, self.given = spec, given
-        canonical = given.canonical(arrays)
+    def __init__(self, plan: Plan, arrays: Arrays, joins: bool = False) -> None:
+        self.spec = spec = plan.spec
+        self._back = plan.result
+        views = {name: view for name, view, _ in plan.views}
+        self.views = tuple([views.get(name, View()) for name in NAMES])
+        canonical = self.canonical(arrays)
         q = canonical[0]
-        rows = q.shape[-2]
-        self._shape, strides = shape, _ = result_layout(spec, rows)
-        self._result = *layout_of(given.result(example(shape, strides), torch.permute)), q.dtype
-        logs = shape[:-1]
+        result = result_layout(spec, q.shape[-2])
+        self._shape = result.shape
+        as_given = self._back(example(result), torch.permute)
+        self._result = tuple(as_given.shape), as_given.stride(), q.dtype
+        logs = self._shape[:-1]
         self._lse = logs, contiguous_strides(logs), getattr(torch, accumulator(spec.dtype))
-        self._new = MEMORY.here(q)
+        self.memory, self.new = MEMORY, MEMORY.here(q)
         self._present = tuple([at for at, array in enumerate(arrays[3:]) if array is not None])
-        self._nothing = not (prod(shape) and canonical[1].numel())
+        self._nothing = not (prod(self._shape) and canonical[1].numel())
         self._device = MEMORY.device(q)
         self._together = neighbouring([layout_of(array) for array in arrays[:3]]) if joins else {}
         self._backward: dict[Any, GradientsOfCall] = {}
         aim = aimed()
-        self._processors = _device(self._device) if aim is None else (aim.capability, aim.multiprocessors)
-        dtypes = {name: dtype_of(arrays[at]) for name, at in (("bias", BIAS), ("cached", CACHED), ("table", TABLE))}
-        layouts = kernel_layouts(spec, canonical)
-        self._run = forward_plan(spec, layouts, dtypes, partial(problem_of, spec), self._processors).run
+        self.processors = _device(self._device) if aim is None else (aim.capability, aim.multiprocessors)
+        self._run = forward_plan(problem_of(spec, kernel_layouts(spec, canonical), self.processors)).run
+
+    def canonical(self, arrays: Arrays) -> Arrays:
+        """Return the arrays in canonical order."""
+        pairs = zip(arrays, self.views, strict=True)
+        return tuple([None if array is None else view(array, torch.permute) for array, view in pairs])
 
     def tensors(self, extras: Extras) -> tuple[Any, ...]:
         """Return the extras that aren't None."""
@@ -88,7 +89,7 @@ class AttentionCall:
 
     def canonical_result(self, array: Any) -> Any:
         """Return an array like the result in canonical order."""
-        return self.given.result.back(array, self._shape, torch.permute)
+        return self._back.back(array, self._shape, torch.permute)
 
     def forward(self, q: Any, k: Any, v: Any, extras: Extras) -> tuple[Any, Any]:
         """Return the result, and the logarithms in canonical order, without regard to gradients."""
@@ -98,7 +99,7 @@ class AttentionCall:
             return self._forward(q, k, v, extras)
 
     def _forward(self, q: Any, k: Any, v: Any, extras: Extras) -> tuple[Any, Any]:
-        out, lse = self._new(*self._result), self._new(*self._lse)
+        out, lse = self.new(*self._result), self.new(*self._lse)
         if self.spec.varlen:
             # Tokens of no sequence.
             out.zero_()
@@ -111,11 +112,8 @@ class AttentionCall:
     ) -> Differentiated:
         """Return the gradients of q, k, v, the bias and the sinks, each in the order in which its operand is given.
 
-        Args:
-            q, k, v, extras: what :meth:`forward` had.
-            out, lse: what it gave.
-            d_out, d_lse: gradients of these; either may be ``None``.
-            wanted: of which of the five there are to be gradients; of the first three, if there are no others.
+        Either of ``d_out`` and ``d_lse`` may be ``None``. ``wanted`` says of which of the five there are to be
+        gradients; of the first three, if there are no others.
         """
         if self._nothing:
             return self._of_nothing(q, k, v, extras, lse, d_lse, wanted)
@@ -130,25 +128,12 @@ class AttentionCall:
         if prepared is None:
             arrays, like_result = (q, k, v, *extras), layout_of(self.canonical_result(d_out))
             together = None if steps is None else (self._together[steps], (0, steps[0], sum(steps)))
-            prepared = self._backward[key] = GradientsOfCall(
-                self.spec, self.given, arrays, like_result, wanted, together, MEMORY, self._processors
-            )
+            prepared = self._backward[key] = GradientsOfCall(self, arrays, like_result, wanted, together)
         given = (q, k, v), (out, lse), (d_out, d_lse), extras
         if MEMORY.current_device() == self._device:
-            into, delta = prepared(self._device, *given)
-        else:
-            with MEMORY.on_device(self._device):
-                into, delta = prepared(self._device, *given)
-        if prepared.simple:
-            return into.q, into.k, into.v, None, None
-        of_q, of_k, of_v, _, of_sinks = prepared.wanted
-        return (
-            prepared.summed(0, into.q, q) if of_q else None,
-            prepared.summed(1, into.k, k) if of_k else None,
-            prepared.summed(2, into.v, v) if of_v else None,
-            into.bias,
-            self._of_sinks(extras, lse, delta.view(lse.shape)) if of_sinks else None,
-        )
+            return prepared(self._device, *given)
+        with MEMORY.on_device(self._device):
+            return prepared(self._device, *given)
 
     def _steps(self, q: Any, k: Any, v: Any) -> tuple[int, int] | None:
         """Return how many elements k begins after q, and v after k, if these are parts of one array."""
@@ -163,20 +148,13 @@ class AttentionCall:
         self, q: Any, k: Any, v: Any, extras: Extras, lse: Any, d_lse: Any, wanted: Sequence[bool]
     ) -> Differentiated:
         """Return gradients where there are no keys: only the logarithms may depend on anything, the sinks."""
-        of_sinks = len(wanted) > 4 and wanted[4]
         d_sinks = None
-        if of_sinks:
-            d_sinks = self._of_sinks(extras, lse, torch.zeros_like(lse) if d_lse is None else -d_lse)
+        if len(wanted) > 4 and wanted[4]:
+            delta = torch.zeros_like(lse) if d_lse is None else -d_lse
+            d_sinks = sinks_gradient(self.spec, self.views[SINKS], extras, lse, delta)
         operands = zip((q, k, v, extras.bias), wanted, strict=False)
         found = [torch.zeros_like(each) if is_wanted else None for each, is_wanted in operands]
         return found[0], found[1], found[2], found[3] if len(found) > 3 else None, d_sinks
-
-    def _of_sinks(self, extras: Extras, lse: Any, delta: Any) -> Any:
-        view = self.given.views[SINKS]
-        sinks = view(extras.sinks, torch.permute)
-        return view.back(
-            sinks_gradient(self.spec, sinks, extras.q_starts, lse, delta), extras.sinks.shape, torch.permute
-        )
 
 
 _calls: dict[Any, AttentionCall] = emptied_with_plans({})
@@ -185,32 +163,19 @@ _calls: dict[Any, AttentionCall] = emptied_with_plans({})
 def call_of(question: Hashable, arrays: Arrays, spec_of: Callable[[], AttentionSpec]) -> AttentionCall:
     """Return the call of arrays in canonical order, made once for those that are alike.
 
-    Args:
-        question: what the spec follows from, for arrays of these layouts; the spec itself, say.
-        arrays: those of a call.
-        spec_of: makes the spec.
+    The spec follows from ``question``, for arrays of these layouts.
     """
     key = question, *_key(arrays)
     found = _calls.get(key)
     if found is None:
-        found = AttentionCall(spec_of(), arrays)
+        found = AttentionCall(canonical_plan(spec_of()), arrays)
         keep(_calls, key, found)
     return found
 
 
-def forward(spec: AttentionSpec, arrays: Arrays) -> tuple[Any, Any]:
-    """Return the result and the logarithms of arrays in canonical order, without regard to gradients."""
-    q, k, v, *_ = arrays
-    return call_of(spec, arrays, lambda: spec).forward(q, k, v, extras_of(arrays))
-
-
-def backward(
-    spec: AttentionSpec, arrays: Arrays, out: Any, lse: Any, d_out: Any, d_lse: Any, wanted: Sequence[bool]
-) -> Differentiated:
-    """Return the gradients of q, k, v, the bias and the sinks; see :meth:`AttentionCall.backward`."""
-    q, k, v, *_ = arrays
-    call = call_of(spec, arrays, lambda: spec)
-    return call.backward(q, k, v, extras_of(arrays), out, lse, d_out, d_lse, tuple(wanted))
+def canonical_plan(spec: AttentionSpec) -> Plan:
+    """Return the plan of a call whose arrays, and results, are in canonical order."""
+    return Plan(spec, (), arrays_of("torch"), View(), View())
 
 
 @lru_cache(maxsize=64)

@@ -100,7 +100,6 @@ class Plan:
     Args:
         given: names of the arrays that come with a call.
         launches: what is launched, in order.
-        bias_parts: in how many parts the gradient of the bias is written.
         bias_starts_at_zero: whether the array for that gradient has to be full of zeros.
         exact: whether gradients may have the dtype that sums are kept in.
 
@@ -114,11 +113,10 @@ class Plan:
         given: tuple[str, ...],
         launches: Sequence[Launch],
         *,
-        bias_parts: int = 1,
         bias_starts_at_zero: bool = False,
         exact: bool = True,
     ) -> None:
-        self.bias_parts, self.bias_starts_at_zero, self.exact = bias_parts, bias_starts_at_zero, exact
+        self.bias_starts_at_zero, self.exact = bias_starts_at_zero, exact
         slots: dict[Any, int] = {name: at for at, name in enumerate((*given, None, *Extras._fields))}
         first = len(slots)
         self._steps = _steps(launches, slots)

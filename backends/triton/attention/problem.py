@@ -1,19 +1,26 @@
-"""From a spec and the layouts of its arrays to the constants, strides and numbers that the kernels take."""
+"""One attention as the kernels take it: what is computed, how its arrays lie, on which device."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from einops_fast.attention.spec import AttentionSpec
 from einops_fast.backends.triton.attention.arguments import Features, Lengths, Numbers, Strides
+from einops_fast.backends.triton.launching.launch import interpreted
 
 __all__ = ["ANY", "Layout", "Problem", "merged", "missing_axes", "problem", "shared_axes"]
 
-Layout = tuple[tuple[int, ...], tuple[int, ...]]
-"""Shape, and strides in elements."""
+
+class Layout(NamedTuple):
+    """Shape, strides in elements, and the dtype's name."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str = ""
+
 
 ANY = 3
 """Stands for a number that isn't read; neither 1 nor a multiple of 16, for which Triton would compile anew."""
@@ -26,7 +33,7 @@ _MOST_ROWS = 256
 
 _TAILS = dict.fromkeys(("q", "k", "v", "out", "d_out", "dq", "dk", "dv", "bias", "d_bias", "mask"), 2)
 _TAILS |= {"lse": 1, "q_segments": 1, "kv_segments": 1, "slopes": 0, "sinks": 0}
-"""How many axes follow the batch axes, by array."""
+"""Return how many axes follow the batch axes, by array."""
 
 _OF_SCORES = ("q", "k", "v", "lse", "bias", "mask", "slopes", "sinks", "q_segments", "kv_segments", "pages")
 """Arrays that every kernel reads, if there are such."""
@@ -37,25 +44,42 @@ _BROADCAST = ("bias", "mask", "q_segments", "kv_segments")
 
 @dataclass(frozen=True)
 class Problem:
-    """One attention, as the kernels take it.
+    """One attention: what every plan of launches is made of.
 
     Attributes:
-        features: what they are specialised for.
+        spec: what is computed.
+        layouts: of its arrays, and of the gradients that are wanted, by the names of :class:`Strides`; ``cached`` and
+            ``table`` are among them.
+        capability, units: compute capability of the device, and how many multiprocessors it has.
+        apart: whether elements that share k and v have gradients of these of their own, as if they didn't.
+        features: what the kernels are specialised for.
         sizes: of the batch axes, as few as strides allow.
         strides: of every array.
-        q_len, kv_len: queries and keys, or those of the longest sequence.
         q_rows, kv_rows: queries and keys of all sequences.
         numbers: the others.
     """
 
+    spec: AttentionSpec
+    layouts: Mapping[str, Layout]
+    capability: tuple[int, int]
+    units: int
+    apart: bool
     features: Features
     sizes: tuple[int, ...]
     strides: Strides
-    q_len: int
-    kv_len: int
     q_rows: int
     kv_rows: int
     numbers: Numbers
+
+    def dtype(self, name: str) -> str:
+        """Return the dtype of an array; empty if there is none."""
+        return self.layouts[name].dtype if name in self.layouts else ""
+
+    def on_copies(self, strides: Mapping[str, tuple[int, ...]]) -> Problem:
+        """Return the same with other strides of some arrays in canonical order."""
+        moved = {name: self.layouts[name]._replace(strides=own) for name, own in strides.items()}
+        layouts, device = {**self.layouts, **moved}, (self.capability, self.units)
+        return problem(self.spec, layouts, device, self.features.precision, self.apart)
 
     @property
     def elements(self) -> int:
@@ -73,39 +97,33 @@ class Problem:
         return self.sizes if self.features.shared == len(self.sizes) else (ANY, *self.sizes[1:])
 
     def strides_of(self, *names: str) -> Strides:
-        """The strides of these arrays and of those that scores depend on; others would be compiled for in vain."""
+        """Return strides of these arrays and of those that scores depend on; others would be compiled for in vain."""
         return Strides(**{name: getattr(self.strides, name) for name in (*names, *_OF_SCORES)})
 
     def runtime(self, heads: int, together: int) -> tuple[Any, ...]:
-        """The numbers that every kernel takes, one by one: those of :class:`Lengths`, then of :class:`Numbers`.
+        """Return the numbers that every kernel takes, one by one: those of :class:`Lengths`, then of :class:`Numbers`.
 
-        Args:
-            heads: batch elements that programs are counted over.
-            together: how many of them to work on side by side.
+        Programs are counted over ``heads`` batch elements, and work on so many ``together``.
         """
-        together = max(1, min(together, heads))
-        return (*Lengths(self.q_len, self.kv_len, heads, together, self.q_rows, self.kv_rows), *self.numbers)
+        together, spec = max(1, min(together, heads)), self.spec
+        return (*Lengths(spec.q_len, spec.kv_len, heads, together, self.q_rows, self.kv_rows), *self.numbers)
 
 
 def problem(
-    spec: AttentionSpec, layouts: Mapping[str, Layout], precision: str, upcast: bool, apart: bool = False
+    spec: AttentionSpec,
+    layouts: Mapping[str, Layout],
+    device: tuple[tuple[int, int], int],
+    precision: str = "ieee",
+    apart: bool = False,
 ) -> Problem:
-    """Sort out the axes.
-
-    Args:
-        spec: what is computed.
-        layouts: of the arrays that there are, by the names of :class:`Strides`, and ``table``.
-        precision: of float32 products, ``'ieee'`` or ``'tf32'``.
-        upcast: whether products of bfloat16 are made in float32.
-        apart: whether elements that share k and v have gradients of these of their own, as if they didn't.
-    """
+    """Sort out the axes; see :class:`Problem`. Products of float32 are made in ``'ieee'`` or ``'tf32'``."""
     batch = len(spec.batch)
     together = () if apart else shared_axes(spec)
     sequences = _has_sequences(spec)
     own: dict[str, list[int]] = {}
     tails: dict[str, tuple[int, ...]] = {}
-    for name, (shape, strides) in layouts.items():
-        if name == "table":
+    for name, (shape, strides, _) in layouts.items():
+        if name in ("table", "cached"):
             continue
         own[name] = [0 if size == 1 else stride for size, stride in zip(shape[:batch], strides[:batch], strict=True)]
         tails[name] = tuple(
@@ -113,7 +131,7 @@ def problem(
         )
     pages: tuple[int, ...] = (0, 0, 0, 0)
     if spec.page_size:
-        pages = (layouts["k"][1][0], layouts["v"][1][0], *layouts["table"][1])
+        pages = (layouts["k"].strides[0], layouts["v"].strides[0], *layouts["table"].strides)
         own["k"][0] = own["v"][0] = 0
     kept = [at for at in range(batch) if spec.batch[at] != 1 or (at == 0 and sequences)]
     border = sum(at not in together for at in kept)
@@ -153,7 +171,7 @@ def problem(
         cap=spec.softcap if double else 0.0,
         drop=spec.dropout_p if double else 0.0,
         precision=precision if spec.dtype == "float32" else "ieee",
-        upcast=upcast,
+        upcast=interpreted() and spec.dtype == "bfloat16",
     )
     numbers = Numbers(
         float(spec.scale),
@@ -163,17 +181,17 @@ def problem(
         float(spec.dropout_p),
     )
     strides = Strides(**everything, pages=pages)
-    q_rows, kv_rows = (layouts[name][0][batch] for name in ("q", "k"))
-    return Problem(features, tuple(sizes), strides, spec.q_len, spec.kv_len, q_rows, kv_rows, numbers)
+    q_rows, kv_rows = (layouts[name].shape[batch] for name in ("q", "k"))
+    return Problem(spec, layouts, *device, apart, features, tuple(sizes), strides, q_rows, kv_rows, numbers)
 
 
 def _has_sequences(spec: AttentionSpec) -> bool:
-    """Whether the first batch axis counts sequences of their own lengths, or with pages of their own."""
+    """Return whether the first batch axis counts sequences of their own lengths, or with pages of their own."""
     return spec.varlen or spec.cache or spec.page_size > 0
 
 
 def shared_axes(spec: AttentionSpec) -> tuple[int, ...]:
-    """The last batch axes that k and v both lack."""
+    """Return the last batch axes, those that k and v both lack."""
     first = len(spec.batch)
     while first > int(_has_sequences(spec)) and spec.k_batch[first - 1] == spec.v_batch[first - 1] == 1:
         first -= 1
@@ -181,10 +199,7 @@ def shared_axes(spec: AttentionSpec) -> tuple[int, ...]:
 
 
 def missing_axes(spec: AttentionSpec, name: str, apart: bool = False) -> tuple[int, ...]:
-    """Batch axes that q, k or v lacks, so that its gradient is a sum over them, apart from what the kernels sum.
-
-    With ``apart``, they don't sum over elements that share k and v; see :func:`problem`.
-    """
+    """Return the batch axes that the gradient of q, k or v is summed over after the kernels; see :class:`Problem`."""
     own = {"q": spec.q_batch, "k": spec.k_batch, "v": spec.v_batch}[name]
     summed = () if name == "q" or apart else shared_axes(spec)
     return tuple(
@@ -197,7 +212,7 @@ def missing_axes(spec: AttentionSpec, name: str, apart: bool = False) -> tuple[i
 def merged(
     sizes: list[int], strides: dict[str, list[int]], borders: tuple[int, ...]
 ) -> tuple[list[int], dict[str, list[int]]]:
-    """As few axes as possible: two that lie side by side in every array become one, except across a border."""
+    """Return as few axes as possible: two that lie side by side in every array become one, except across a border."""
     for at in range(len(sizes) - 1, 0, -1):
         if at in borders or any(own[at - 1] != own[at] * sizes[at] for own in strides.values()):
             continue
@@ -209,7 +224,7 @@ def merged(
 
 
 def _shared_count(left: int, sizes: Sequence[int]) -> int:
-    """How many of the merged axes make up the shared ones, which have so many elements."""
+    """Return how many of the merged axes make up the shared ones, which have so many elements."""
     count = 0
     while left > 1:
         left //= sizes[-1 - count]
@@ -225,7 +240,7 @@ def _window(spec: AttentionSpec) -> tuple[int | None, int | None]:
 
 
 def _in_parts(features: int) -> tuple[int, int]:
-    """Powers of two that hold so many features: one, or two where these are fewer in sum."""
+    """Return powers of two that hold so many features: one, or two where these are fewer in sum."""
     whole = max(16, 1 << (features - 1).bit_length())
     half = whole // 2
     if half < 32:
@@ -239,7 +254,7 @@ def _along(shape: tuple[int, ...] | None) -> tuple[bool, bool] | None:
 
 
 def _wide(spec: AttentionSpec, strides: Mapping[str, tuple[int, ...]]) -> bool:
-    """Whether offsets inside a tile of rows may need more than 32 bits."""
+    """Return whether offsets inside a tile of rows may need more than 32 bits."""
     features = max(spec.head_dim, spec.v_head_dim)
     longest = max(
         _MOST_ROWS * own[-2] + 2 * features * own[-1]

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
 from einops_fast import ops
-from einops_fast.nn import loss as losses
-from einops_fast.nn import norm as norms
-from einops_fast.nn import softmax as softmaxes
+from einops_fast.nn import layers
 from einops_fast.nn.injection.conditions import (
     activation_name,
     activation_of,
@@ -40,14 +38,14 @@ class LayerNorm(Replacement):
     """torch's."""
 
     does = "ops.layer_norm"
-    fused = norms.LayerNorm.forward
+    fused = layers.LayerNorm.forward
 
 
 class RMSNorm(Replacement):
     """torch's."""
 
     does = "ops.rms_norm"
-    fused = norms.RMSNorm.forward
+    fused = layers.RMSNorm.forward
 
 
 class LlamaNorm(Replacement):
@@ -88,21 +86,21 @@ class Softmax(_Softmax):
     """torch's."""
 
     does = "ops.softmax"
-    fused = softmaxes.Softmax.forward
+    fused = layers.Softmax.forward
 
 
 class LogSoftmax(_Softmax):
     """torch's."""
 
     does = "ops.log_softmax"
-    fused = softmaxes.LogSoftmax.forward
+    fused = layers.LogSoftmax.forward
 
 
 class CrossEntropyLoss(Replacement):
     """torch's."""
 
     does = "ops.cross_entropy"
-    fused = losses.CrossEntropyLoss.forward
+    fused = layers.CrossEntropyLoss.forward
 
     @classmethod
     def members(cls, original: type[nn.Module]) -> dict[str, Any]:
@@ -118,21 +116,37 @@ def _without_activation(name: str, module: Any) -> str | None:
     return own or f"{kind.__name__} isn't one of the fused activations"
 
 
-class BertIntermediate(Replacement):
-    """BERT's linear layer and activation."""
+class _Activated(Replacement):
+    """A linear layer and its activation in one.
+
+    Attributes:
+        act_name: the name of the activation.
+        layer_name: the name of the linear layer, and its class.
+    """
 
     does = "ops.linear with the activation"
+    act_name: ClassVar[str]
+    layer_name: ClassVar[tuple[str, type[nn.Module] | str]]
 
     @classmethod
     def unfit(cls, module: nn.Module) -> str | None:
-        return _without_activation("intermediate_act_fn", module) or unlike(module, "dense", nn.Linear)
+        return _without_activation(cls.act_name, module) or unlike(module, *cls.layer_name)
 
-    def fused(self, hidden_states: Tensor) -> Any:
-        """The activation of the layer's result."""
-        activation = activation_of(self.intermediate_act_fn)
-        if activation is None or not is_plain(self.dense, nn.Linear):
+    def activated(self, x: Tensor) -> Any:
+        """Return the activation of the layer's result, or ``NotImplemented``."""
+        name, kind = self.layer_name
+        activation, layer = activation_of(getattr(self, self.act_name)), getattr(self, name)
+        if activation is None or not is_plain(layer, kind):
             return NotImplemented
-        return ops.linear(hidden_states, self.dense.weight, self.dense.bias, activation=activation)
+        weight = layer.weight if kind is nn.Linear else layer.weight.t()
+        return ops.linear(x, weight, layer.bias, activation=activation)
+
+
+class BertIntermediate(_Activated):
+    """BERT's linear layer and activation."""
+
+    act_name, layer_name = "intermediate_act_fn", ("dense", nn.Linear)
+    fused = _Activated.activated
 
 
 class BertOutput(Replacement):
@@ -155,37 +169,24 @@ class BertOutput(Replacement):
         )[0]  # fmt: skip
 
 
-class GPTFeedForward(Replacement):
+class GPTFeedForward(_Activated):
     """GPT-2's two linear layers, the activation with the first."""
 
-    does = "ops.linear with the activation"
-
-    @classmethod
-    def unfit(cls, module: nn.Module) -> str | None:
-        return _without_activation("act", module) or unlike(module, "c_fc", "Conv1D")
+    act_name, layer_name = "act", ("c_fc", "Conv1D")
 
     def fused(self, hidden_states: Tensor) -> Any:
         """The result after dropout."""
-        activation = activation_of(self.act)
-        if activation is None or not is_plain(self.c_fc, "Conv1D"):
-            return NotImplemented
-        inner = ops.linear(hidden_states, self.c_fc.weight.t(), self.c_fc.bias, activation=activation)
-        return self.dropout(self.c_proj(inner))
+        inner = self.activated(hidden_states)
+        return inner if inner is NotImplemented else self.dropout(self.c_proj(inner))
 
 
-class LlamaFeedForward(Replacement):
+class LlamaFeedForward(_Activated):
     """Llama's gated layer: the activation with the gate's product."""
 
     does = "ops.linear with the activation of the gate"
-
-    @classmethod
-    def unfit(cls, module: nn.Module) -> str | None:
-        return _without_activation("act_fn", module) or unlike(module, "gate_proj", nn.Linear)
+    act_name, layer_name = "act_fn", ("gate_proj", nn.Linear)
 
     def fused(self, x: Tensor) -> Any:
         """(..., hidden_size) to the same."""
-        activation = activation_of(self.act_fn)
-        if activation is None or not is_plain(self.gate_proj, nn.Linear):
-            return NotImplemented
-        gate = ops.linear(x, self.gate_proj.weight, self.gate_proj.bias, activation=activation)
-        return self.down_proj(gate * self.up_proj(x))
+        gate = self.activated(x)
+        return gate if gate is NotImplemented else self.down_proj(gate * self.up_proj(x))

@@ -66,11 +66,7 @@ def foreign_code(kind: Any) -> str | None:
 
 
 def unchanged(kind: Any) -> bool:
-    """Whether the code of a class or a function is known, and every name in it still stands for the same.
-
-    Args:
-        kind: as for :func:`foreign_code`.
-    """
+    """Whether the code of a class or a function is known, and every name in it still stands for the same."""
     look_ups = _look_ups.get(kind)
     if look_ups is None:
         return not torch.compiler.is_compiling() and foreign_code(kind) is None

@@ -14,15 +14,7 @@ __all__ = ["selected"]
 def selected(
     kinds: Mapping[str, tuple[str, ...]], only: str | Sequence[str] | None, exclude: str | Sequence[str] | None
 ) -> dict[str, str]:
-    """Of the modules that are not meant, by name, why not.
-
-    Args:
-        kinds: the classes that each module goes by, by its name.
-        only, exclude: see :func:`einops_fast.nn.optimize`.
-
-    Raises:
-        EinsumError: a pattern fits no module, or isn't text.
-    """
+    """Of the modules that are not meant, by name, why not."""
     wanted = None if only is None else _matched(kinds, only, "only")
     unwanted = set() if exclude is None else _matched(kinds, exclude, "exclude")
     found = {name: "not among `only`" for name in kinds if wanted is not None and name not in wanted}

@@ -1,7 +1,5 @@
 """CuPy arrays on a GPU: values, dtypes, views and errors as in cupy.einsum."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

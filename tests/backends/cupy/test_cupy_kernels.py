@@ -1,7 +1,5 @@
 """Our own kernels on CuPy's arrays, of a size and by means that make sure they are what runs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,10 +8,6 @@ from unittest import mock
 
 import numpy as np
 import pytest
-
-pytest.importorskip("torch")
-pytest.importorskip("triton")
-
 from families import FAMILIES, allowed, parametrized, picking, rounding
 
 from einops_fast import autotune, contract_expression, fast_einsum

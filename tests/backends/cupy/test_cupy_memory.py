@@ -1,7 +1,5 @@
 """CuPy's memory as the kernels get it, with NumPy in its place: there needn't be a GPU for this."""
 
-from __future__ import annotations
-
 import sys
 from importlib import import_module
 from types import ModuleType, SimpleNamespace

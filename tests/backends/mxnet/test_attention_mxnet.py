@@ -1,7 +1,5 @@
 """Attention of MXNet's arrays, and its gradients, against NumPy's and torch's."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from attention_reference import naive
@@ -79,10 +77,9 @@ def test_many_axes_and_no_keys():
 
 @pytest.mark.parametrize("memory", [1, 1 << 30])
 @pytest.mark.parametrize("features", [(0, 4), (4, 0), (0, 0)])
-def test_no_features(features, memory):
+def test_no_features(features, memory, torch):
     mxnet = mxnet_or_skip()
     mnp, autograd = mxnet.np, mxnet.autograd
-    torch = pytest.importorskip("torch")
     generator = np.random.default_rng(0)
     d, e = features
     shapes = (2, 5, 4, d), (2, 3, 2, d), (2, 3, 2, e), (5, 3), (4,)

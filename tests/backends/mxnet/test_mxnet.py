@@ -1,7 +1,5 @@
 """The MXNet backend: its import, what each step becomes, gradients, and hybridized blocks."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec

@@ -1,18 +1,15 @@
 """The operators on MXNet's arrays, and NumPy's: gradients, every reduction, hybridized blocks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from ops_problems import namespace, randn, targets
 
-torch: Any = pytest.importorskip("torch")
-from ops_problems import namespace, randn, targets  # noqa: E402
-
-from einops_fast import ops  # noqa: E402
+from einops_fast import ops
 
 
 @pytest.fixture

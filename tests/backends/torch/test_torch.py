@@ -4,23 +4,20 @@ Derivatives are in `test_torch_autograd`, compilation in `test_torch_compile`. T
 on a GPU take a ``device``; `pytest -m gpu` runs those on CUDA.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
+import torch
+from graphs import captured
+from torch.autograd import forward_ad
 from torch_operands import EQUATIONS, LARGE, LAYOUTS, Einsum, outcome, same, tensors, terms_of
 
 from einops_fast import OperandError, contract_expression, fast_einsum
 from einops_fast import einsum as front
 from einops_fast.runtime.plan_cache import clear_plans
-
-torch = pytest.importorskip("torch")
-from graphs import captured  # noqa: E402
-from torch.autograd import forward_ad  # noqa: E402
 
 # ---- values
 

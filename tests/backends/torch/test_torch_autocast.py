@@ -1,21 +1,17 @@
 """What autocast converts, beside torch.einsum: whatever is drawn, on a CPU in bfloat16."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 
 import pytest
+import torch
 from equations import Case, cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from einops_fast import fast_einsum
+from einops_fast.backends.torch.autocast import every_path, torch_path, whole_dtype
 from einops_fast.planning.notation import parse
-
-torch: Any = pytest.importorskip("torch")
-
-from einops_fast.backends.torch.autocast import every_path, torch_path, whole_dtype  # noqa: E402
 
 CASTABLE = ["float32", "bfloat16", "float16"]
 

@@ -1,7 +1,5 @@
 """Row operators and attention from their first call on: right whatever runs, and by kernels in the end."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -10,25 +8,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.nn.functional as F
+from first_calls import calls, decisions, results
+from python_process import run_python
 
-torch: Any = pytest.importorskip("torch")
-
-import torch.nn.functional as F  # noqa: E402
-from first_calls import calls, decisions, results  # noqa: E402
-from python_process import run_python  # noqa: E402
-
-from einops_fast import autotune, ops, wait_for_kernels  # noqa: E402
-from einops_fast.attention.attend import plan_of  # noqa: E402
-from einops_fast.attention.choice import Undecided  # noqa: E402
-from einops_fast.attention.options import Options, Request  # noqa: E402
-from einops_fast.attention.registry import Implementation  # noqa: E402
-from einops_fast.backends.gpus import gpu_ceilings  # noqa: E402
-from einops_fast.backends.torch import beginning  # noqa: E402
-from einops_fast.backends.torch.attention.beginning import first_calls  # noqa: E402
-from einops_fast.backends.torch.beginning import Beginning, _nodes, meta_like  # noqa: E402
-from einops_fast.backends.torch.ops import begun  # noqa: E402
-from einops_fast.runtime import tiers  # noqa: E402
-from einops_fast.runtime.plan_cache import clear_plans  # noqa: E402
+from einops_fast import autotune, ops, wait_for_kernels
+from einops_fast.attention.attend import plan_of
+from einops_fast.attention.choice import Undecided
+from einops_fast.attention.options import Options, Request
+from einops_fast.attention.registry import Implementation
+from einops_fast.backends.gpus import gpu_ceilings
+from einops_fast.backends.torch import beginning
+from einops_fast.backends.torch.attention.beginning import first_calls
+from einops_fast.backends.torch.beginning import Beginning, _nodes, meta_like
+from einops_fast.backends.torch.ops import begun
+from einops_fast.runtime import tiers
+from einops_fast.runtime.plan_cache import clear_plans
 
 
 def test_tensors_without_memory_are_like_others() -> None:

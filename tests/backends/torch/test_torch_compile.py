@@ -3,8 +3,6 @@
 Tests that could turn out otherwise on a GPU take a ``device``; `pytest -m gpu` runs those on CUDA.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -12,7 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from python_process import run_python
+from torch.func import vmap
 from torch_operands import LARGE, Einsum, tensors, whole
 
 from einops_fast import allow_precision, autotune, contract_expression, fast_einsum
@@ -20,9 +20,6 @@ from einops_fast.runtime import traced, tracing
 from einops_fast.runtime.plan_cache import clear_plans
 from einops_fast.runtime.precision import allowed
 from einops_fast.runtime.tuning import current_mode
-
-torch = pytest.importorskip("torch")
-from torch.func import vmap  # noqa: E402
 
 # ---- torch's own einsum
 

@@ -1,7 +1,5 @@
 """What kernels need of torch, where that was built for GPUs and there is none."""
 
-from __future__ import annotations
-
 import pytest
 from python_process import run_python
 

@@ -3,20 +3,17 @@
 Tests that could turn out otherwise on a GPU take a ``device``; `pytest -m gpu` runs those on CUDA.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 
 import pytest
+import torch
 from python_process import run_python
+from torch.autograd import gradcheck, gradgradcheck
+from torch.func import vmap
 from torch_operands import EQUATIONS, tensors, terms_of
 
 from einops_fast import SubscriptsError, allow_precision
-
-torch = pytest.importorskip("torch")
-from torch.autograd import gradcheck, gradgradcheck  # noqa: E402
-from torch.func import vmap  # noqa: E402
 
 LABELS_ONCE = [each for each in EQUATIONS if all(len(set(term)) == len(term) for term in terms_of(each))]
 

@@ -1,7 +1,5 @@
 """Row operators of many shapes from their first call on: which share kernels, and which begin anew."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,15 +7,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-torch: Any = pytest.importorskip("torch")
-
-from einops_fast import autotune  # noqa: E402
-from einops_fast.backends.gpus import gpu_ceilings  # noqa: E402
-from einops_fast.backends.torch import beginning  # noqa: E402
-from einops_fast.backends.torch.ops import begun  # noqa: E402
-from einops_fast.runtime.plan_cache import clear_plans  # noqa: E402
-from einops_fast.runtime.tuning import ANY_SIZE, unchecked_mode  # noqa: E402
+from einops_fast import autotune
+from einops_fast.backends.gpus import gpu_ceilings
+from einops_fast.backends.torch import beginning
+from einops_fast.backends.torch.ops import begun
+from einops_fast.runtime.plan_cache import clear_plans
+from einops_fast.runtime.tuning import ANY_SIZE, unchecked_mode
 
 
 @pytest.fixture(autouse=True)

@@ -1,17 +1,14 @@
 """torch.jit.trace and torch.fx.symbolic_trace of einsums: what they record holds for operands of other sizes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from python_process import run_python
 
-torch = pytest.importorskip("torch")
-
-from einops_fast import OperandError, attention, contract_expression, fast_einsum, ops, patched  # noqa: E402
-from einops_fast.attention import attend  # noqa: E402
+from einops_fast import OperandError, attention, contract_expression, fast_einsum, ops, patched
+from einops_fast.attention import attend
 
 CASES = [
     ("ijk,jk->i", [(2, 3, 4), (3, 4)]),

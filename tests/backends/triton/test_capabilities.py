@@ -1,7 +1,5 @@
 """Kernels of each family become machine code for every generation of GPUs, none of which needs to be here."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -10,7 +8,6 @@ from compiling import FINISH, printed
 from einops_fast.backends.capabilities import CLUSTERS, EARLY, GENERATIONS, HOPPER
 
 pytest.importorskip("torch")
-pytest.importorskip("triton")
 
 from einops_fast.backends.triton.attention.general.tilings import shared_memory
 from einops_fast.backends.triton.rows import cluster_tilings

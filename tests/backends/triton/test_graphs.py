@@ -3,21 +3,16 @@
 Without a GPU the calls are run again where they would be replayed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+import torch
+from families import DEVICE, FAMILIES, Family, allowed, error_of, executed, numbers, parametrized, picking, rounding
+from graphs import captured
 
-torch: Any = pytest.importorskip("torch")
-pytest.importorskip("triton")
-
-from families import DEVICE, FAMILIES, Family, allowed, error_of, executed, numbers, parametrized, picking, rounding  # noqa: E402
-from graphs import captured  # noqa: E402
-
-from einops_fast import contract_expression, fast_einsum  # noqa: E402
-from einops_fast.backends.triton.contraction.ways import Candidate  # noqa: E402
+from einops_fast import contract_expression, fast_einsum
+from einops_fast.backends.triton.contraction.ways import Candidate
 
 LARGE = DEVICE == "cuda"
 SEEDS = (10, 20) if LARGE else (10,)

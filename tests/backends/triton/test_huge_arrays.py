@@ -3,27 +3,22 @@
 Each problem has less than 20 GB. What is compared with it is made of slices, one after the other.
 """
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
+import torch
+from families import DEVICE, Family, everywhere, executed
+from fused_steps import fused_step
+from kernel_tensors import MEMORY
 
-torch: Any = pytest.importorskip("torch")
-pytest.importorskip("triton")
-
-from families import DEVICE, Family, everywhere, executed  # noqa: E402
-from fused_steps import fused_step  # noqa: E402
-from kernel_tensors import MEMORY  # noqa: E402
-
-from einops_fast.backends.triton.contraction.boxes.tiles import BoxTiling  # noqa: E402
-from einops_fast.backends.triton.contraction.chain.kernel import ChainTiling  # noqa: E402
-from einops_fast.backends.triton.contraction.loops.kernel import ReductionTiling  # noqa: E402
-from einops_fast.backends.triton.contraction.pointers.kernel import ContractionTiling  # noqa: E402
-from einops_fast.backends.triton.contraction.threads.tiles import FmaTiling  # noqa: E402
-from einops_fast.planning.cost import ITEM_SIZES, is_integer  # noqa: E402
+from einops_fast.backends.triton.contraction.boxes.tiles import BoxTiling
+from einops_fast.backends.triton.contraction.chain.kernel import ChainTiling
+from einops_fast.backends.triton.contraction.loops.kernel import ReductionTiling
+from einops_fast.backends.triton.contraction.pointers.kernel import ContractionTiling
+from einops_fast.backends.triton.contraction.threads.tiles import FmaTiling
+from einops_fast.planning.cost import ITEM_SIZES, is_integer
 
 LIMIT = 1 << 31
 SLICE = 1 << 26

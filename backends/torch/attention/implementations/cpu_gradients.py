@@ -6,6 +6,7 @@ All tensors have four axes here, batch, heads, positions and features; heads of 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from einops_fast.attention.memory import current_score_memory
 from einops_fast.attention.reference import reference_attention
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.backends.torch.function import recorded
+from einops_fast.backends.torch.gradients import gradients_by_torch
 from einops_fast.backends.torch.types import PLAIN, is_jit_tracing, may_read_values
 from einops_fast.dtypes import dtype_name
 
@@ -148,8 +150,8 @@ class _WithLog(torch.autograd.Function):
         if d_lse is not None and lse is not raw:
             d_lse = d_lse.masked_fill(lse == float("-inf"), 0.0)
         if torch.is_grad_enabled():
-            wanted = ctx.needs_input_grad[1:]
-            return None, *_differentiable_gradients((q, k, v), mask, causal, scale, (d_out, d_lse), wanted)
+            again = partial(_by_reference, mask=mask, causal=causal, scale=scale)
+            return None, *gradients_by_torch(again, (q, k, v), ctx.needs_input_grad[1:], (d_out, d_lse))
         return None, *_gradients(q, k, v, mask, out, raw, causal, scale, d_out, d_lse)
 
 
@@ -200,22 +202,8 @@ def _again(gradients: Sequence[Any], seeds: Sequence[Any]) -> tuple[Any, ...] | 
     if scale is None:
         scale = operands[0].shape[-1] ** -0.5
     wanted = [each is not None for each in gradients]
-    mask, causal = node._saved_attn_mask, node._saved_is_causal
-    return _differentiable_gradients(operands, mask, causal, scale, (seeds[0], None), wanted)
-
-
-def _differentiable_gradients(
-    operands: Sequence[Any], mask: Any, causal: bool, scale: float, seeds: Sequence[Any], wanted: Sequence[bool]
-) -> tuple[Any, ...]:
-    """Return the gradients of q, k and v as functions of everything, by the reference."""
-    # One operand may be made of another: a gradient of it goes no way through that one.
-    q, k, v = (each.view_as(each) for each in operands)
-    results = _by_reference(q, k, v, mask, causal, scale)
-    ways = [(result, seed) for result, seed in zip(results, seeds, strict=True) if seed is not None]
-    of = [each for each, is_wanted in zip((q, k, v), wanted, strict=True) if is_wanted]
-    outputs, given = zip(*ways, strict=True)
-    found = iter(torch.autograd.grad(outputs, of, given, create_graph=True))
-    return tuple([next(found) if is_wanted else None for is_wanted in wanted])
+    again = partial(_by_reference, mask=node._saved_attn_mask, causal=node._saved_is_causal, scale=scale)
+    return gradients_by_torch(again, operands, wanted, (seeds[0], None))
 
 
 def _by_reference(q: Any, k: Any, v: Any, mask: Any, causal: bool, scale: float) -> tuple[Any, Any]:

@@ -64,9 +64,6 @@ class _Canonical:
     """An operator's call as our kernels see it: heads that share keys, and heads that share none, are two axes."""
 
     def __init__(self, arrays: tuple[Any, ...], constants: tuple[Any, ...]) -> None:
-        # Imported here because it registers operators of kernels that a call needs only where the library refuses.
-        from einops_fast.backends.torch.attention.ops import spec_of
-
         q, k, v, sinks, starts, kv_starts, cached, table = arrays
         scale, causal, left, right, softcap, longest_q, longest_kv = constants
         self._packed = starts is not None
@@ -76,8 +73,7 @@ class _Canonical:
         found = [self.of(q), self.of(k, 1), self.of(v, 1)]
         own_sinks = None if sinks is None else sinks.detach().reshape(1, *found[0].shape[1:3])
         self.arrays = *found, None, None, None, own_sinks, None, None, starts, kv_starts, cached, table, None
-        numbers = scale, causal, "bottom_right", left, right, softcap, 0.0, _ORDER, False, longest_q, longest_kv
-        self.spec = spec_of(self.arrays, numbers)
+        self.numbers = scale, causal, "bottom_right", left, right, softcap, 0.0, _ORDER, False, longest_q, longest_kv
 
     def of(self, array: Any, share: int | None = None) -> Any:
         """Return an array with axes (batch, positions, heads, features), or without batch where packed, so."""
@@ -101,10 +97,11 @@ class _Canonical:
 
 def _result_instead(arrays: tuple[Any, ...], constants: tuple[Any, ...]) -> tuple[Any, Any]:
     """Return the result and its logarithms as the forward operator does."""
-    from einops_fast.backends.torch.attention.runs import forward
+    # Imported here because it registers operators of kernels that a call needs only where the library refuses.
+    from einops_fast.backends.torch.attention.ops import attention_forward
 
     call = _Canonical(arrays, constants)
-    out, lse = forward(call.spec, call.arrays)
+    out, lse = attention_forward(*call.arrays, *call.numbers)
     return call.back(out).contiguous(), call.back_rows(lse).contiguous()
 
 
@@ -112,18 +109,14 @@ def _gradients_instead(
     arrays: tuple[Any, ...], constants: tuple[Any, ...], results: tuple[Any, Any], cotangents: tuple[Any, Any]
 ) -> tuple[Any, ...]:
     """Return the gradients of q, k, v and the sinks as the backward operator does."""
-    from einops_fast.backends.torch.attention.runs import backward
+    from einops_fast.backends.torch.attention.ops import attention_backward
 
     call = _Canonical(arrays, constants)
     (out, lse), (d_out, d_lse), sinks = results, cotangents, arrays[3]
-    *found, _, d_sinks = backward(
-        call.spec,
-        call.arrays,
-        call.of(out),
-        call.of_rows(lse).contiguous(),
-        None if d_out is None else call.of(d_out),
-        None if d_lse is None else call.of_rows(d_lse),
-        (True, True, True, False, sinks is not None),
+    seeds = None if d_out is None else call.of(d_out), None if d_lse is None else call.of_rows(d_lse)
+    wanted = [True, True, True, False, sinks is not None]
+    *found, _, d_sinks = attention_backward(
+        call.of(out), call.of_rows(lse).contiguous(), *seeds, *call.arrays, wanted, *call.numbers
     )
     # Copied, to lie as the operator's results are said to.
     copies = [torch.empty_like(like).copy_(call.back(each)) for like, each in zip(arrays, found, strict=False)]

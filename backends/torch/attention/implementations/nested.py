@@ -25,9 +25,6 @@ def attend_nested(request: Request, arrays: Mapping[str, Any]) -> Any:
 
     The batch axis comes first in all of them; the axis that is jagged is that of the positions. In further arrays
     positions are counted in each sequence; without a pattern, the batch axis is the first one.
-
-    Raises:
-        EinsumError: as :func:`packed_call`.
     """
     pattern, packed, inner = packed_call(request, arrays)
     found = attend(packed, inner)
@@ -40,12 +37,7 @@ def attend_nested(request: Request, arrays: Mapping[str, Any]) -> Any:
 
 
 def packed_call(request: Request, arrays: Mapping[str, Any]) -> tuple[Pattern, Request, dict[str, Any]]:
-    """Return the pattern of a call on nested tensors, and the call that it is on their values.
-
-    Raises:
-        OperandError: not all are nested with layout ``torch.jagged``, or there are gaps between sequences.
-        SubscriptsError, ShapeError: axes don't fit.
-    """
+    """Return the pattern of a call on nested tensors, and the call that it is on their values."""
     if request.longest is not None or "cache_seqlens" in arrays:
         raise OperandError("nested tensors know their lengths: they take neither cu_seqlens nor cache_seqlens")
     for name in ("q", "k", "v"):
@@ -94,11 +86,7 @@ def _longest(array: Any) -> int:
 
 
 def parts(array: Any, axis: int) -> tuple[Any, ...]:
-    """Return a nested tensor's parts along an axis, without that axis: nested alike, and known to fit.
-
-    Raises:
-        OperandError: sequences have gaps between them, or it isn't jagged along another axis.
-    """
+    """Return a nested tensor's parts along an axis, without that axis: nested alike, and known to fit."""
     if array.layout is not torch.jagged or array.lengths() is not None or array._ragged_idx == axis or axis < 1:
         raise OperandError(
             "a nested tensor of q, k and v is jagged along its positions, without gaps between sequences"

@@ -7,10 +7,9 @@ A bias or a mask grows with the square itself; copies of them are bounded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from einops_fast.attention.spec import AttentionSpec
 from einops_fast.backends.triton.attention.around.row_copies import RowCopies
 from einops_fast.backends.triton.attention.problem import Layout, Problem
 from einops_fast.backends.triton.launching.launch import ALIGNMENT
@@ -32,18 +31,18 @@ _MOST_BYTES = 2 << 30
 
 
 def copyable(strides: tuple[int, ...], item: int) -> bool:
-    """Whether the hardware can count through an array's axes."""
+    """Return whether the hardware can count through an array's axes."""
     *others, last = strides
     return last == 1 and all(stride >= 0 and stride * item % ALIGNMENT == 0 for stride in others) and others[-1] > 0
 
 
 def addressable(strides: Iterable[int]) -> bool:
-    """Whether the kernels can go along an array's axes by themselves."""
+    """Return whether the kernels can go along an array's axes by themselves."""
     return all(abs(stride) < _FAR for stride in strides)
 
 
 def reachable(strides: tuple[int, ...] | None, along: tuple[bool, bool] | None, item: int) -> bool:
-    """Whether the kernels can get at a bias or a mask, if there is one."""
+    """Return whether the kernels can get at a bias or a mask, if there is one."""
     if strides is None or along is None:
         return True
     if along == (True, True):
@@ -51,68 +50,49 @@ def reachable(strides: tuple[int, ...] | None, along: tuple[bool, bool] | None, 
     return addressable(strides)
 
 
-def odd_added(problem: Problem, name: str, dtype: str) -> Layout | None:
-    """How a bias, its gradient or a mask lies that the hardware can't copy, where it is to be copied for it.
+def odd_added(problem: Problem, name: str) -> Layout | None:
+    """Return how a bias, its gradient or a mask lies that the hardware can't copy, where it is to be copied for it.
 
     That's even where each element of the batch has its own: at 4×16×2049×64 in bfloat16, an H200 took 2.7 times as long
     with the kernels for any strides, copies included. It takes as much memory again, which is bounded.
-
-    Args:
-        problem: what is computed.
-        name: of the array, as :class:`Strides` has it.
-        dtype: of it.
     """
-    strides = getattr(problem.strides, name)
+    spec, strides, dtype = problem.spec, getattr(problem.strides, name), problem.dtype(name)
     along = problem.features.mask if name == "mask" else problem.features.bias
     if strides is None or along != (True, True) or problem.features.wide_scores:
         return None
     if copyable(strides, ITEM_SIZES[dtype]):
         return None
-    copied = ITEM_SIZES[dtype] * problem.q_len * problem.kv_len
+    copied = ITEM_SIZES[dtype] * spec.q_len * spec.kv_len
     for size, stride in zip(problem.sizes, strides, strict=False):
         copied *= size if stride else 1
-    if problem.elements * problem.q_len * problem.kv_len < _SCORES or copied > _MOST_BYTES:
+    if problem.elements * spec.q_len * spec.kv_len < _SCORES or copied > _MOST_BYTES:
         return None
-    return (*problem.sizes, problem.q_len, problem.kv_len), strides
+    return Layout((*problem.sizes, spec.q_len, spec.kv_len), strides, dtype)
 
 
 def on_copies(
-    spec: AttentionSpec,
-    layouts: Mapping[str, Layout],
-    names: Sequence[str],
-    bias_dtype: str,
-    sort_out: Callable[[Mapping[str, Layout]], Problem],
-    suits: Callable[[Problem], bool],
+    problem: Problem, names: Sequence[str], suits: Callable[[Problem], bool]
 ) -> tuple[Problem, RowCopies | None]:
     """Return the problem; where that makes it one for Hopper's kernels and may pay, with copies of some arrays.
 
     Args:
-        spec: what is computed.
-        layouts: of the arrays.
-        names: of those with features that the hardware has to copy, if they are among ``layouts``.
-        bias_dtype: of the bias, if there is one.
-        sort_out: makes a problem of layouts.
-        suits: whether one is for Hopper's kernels.
+        problem: what is computed.
+        names: of arrays with features that the hardware has to copy, if they are among its layouts.
+        suits: whether a problem is for Hopper's kernels.
     """
-    found = sort_out(layouts)
+    spec, layouts = problem.spec, problem.layouts
     if spec.dtype not in ("float16", "bfloat16"):
-        return found, None
-    odd = {}
+        return problem, None
+    odd: dict[str, Layout] = {}
     # What copies reckons with 32 bits inside a tile.
-    if min(spec.q_len, spec.kv_len) >= _LENGTH and not found.features.wide:
-        present = [name for name in names if name in layouts]
-        item = ITEM_SIZES[spec.dtype]
-        odd = {name: layouts[name] for name in present if not copyable(getattr(found.strides, name), item)}
-    typed = {name: (layout, spec.dtype) for name, layout in odd.items()}
-    moved = {name: (odd[name][0], strides) for name, strides in RowCopies(typed).strides.items()}
-    copied = sort_out({**layouts, **moved}) if moved else found
-    for name, dtype in (("bias", bias_dtype), ("mask", "bool")):
-        added = odd_added(copied, name, dtype)
-        if added is not None:
-            typed[name] = added, dtype
-    if not typed:
-        return found, None
-    copies = RowCopies(typed)
-    own = {name: copies.strides[name] for name in ("bias", "mask") if name in typed}
+    if min(spec.q_len, spec.kv_len) >= _LENGTH and not problem.features.wide:
+        present, item = [name for name in names if name in layouts], ITEM_SIZES[spec.dtype]
+        odd = {name: layouts[name] for name in present if not copyable(getattr(problem.strides, name), item)}
+    copied = problem.on_copies(RowCopies(odd).strides) if odd else problem
+    added = {name: layout for name in ("bias", "mask") if (layout := odd_added(copied, name)) is not None}
+    if not (odd or added):
+        return problem, None
+    copies = RowCopies({**odd, **added})
+    own = {name: copies.strides[name] for name in added}
     copied = replace(copied, strides=copied.strides._replace(**own))
-    return (copied, copies) if suits(copied) else (found, None)
+    return (copied, copies) if suits(copied) else (problem, None)

@@ -23,15 +23,11 @@ _MORE = 1e-5
 
 
 def pays_apart(spec: AttentionSpec, units: int) -> bool:
-    """Whether that takes less time than having a program go through all the heads that share its keys.
+    """Return whether that takes less time than having a program go through all the heads that share its keys.
 
     A tile of keys is one program's: one head of keys of 4096 positions keeps 32 multiprocessors busy, each for as long
     as all queries take, and so much longer if many heads ask. Apart, there are as many times more tiles; but their
     gradients, of the size of q and of v for each head, are written and read once more.
-
-    Args:
-        spec: what was computed.
-        units: multiprocessors of the device.
     """
     shared = shared_axes(spec)
     share = prod(spec.batch[at] for at in shared)

@@ -14,7 +14,6 @@ from math import prod
 import triton
 import triton.language as tl
 
-from einops_fast.attention.spec import AttentionSpec
 from einops_fast.backends.triton.attention.hopper.call import of_batch
 from einops_fast.backends.triton.attention.hopper.tiles import GROUP_ROWS, HopperTiling, Places
 from einops_fast.backends.triton.attention.launches import Launch, Room, launch
@@ -80,30 +79,24 @@ def mask_bounds_kernel(
     tl.store(bounds + 1, high)
 
 
-def is_bounded(spec: AttentionSpec, problem: Problem, tiling: HopperTiling) -> bool:
-    """Whether a kernel should leave out what a mask hides.
+def is_bounded(problem: Problem, tiling: HopperTiling) -> bool:
+    """Return whether a kernel should leave out what a mask hides.
 
     Not where elements that share keys have one tile of these, since each may have a mask of its own; nor where the
     gradient of a bias is written, which everything has.
     """
-    shared = tiling.turned and tiling.grouped
+    spec, shared = problem.spec, tiling.turned and tiling.grouped
     work = problem.elements * spec.q_len * spec.kv_len * (spec.head_dim + spec.v_head_dim)
     return tiling.mask is not None and not tiling.d_bias and not shared and work >= _WORTH
 
 
-def mask_bounds(spec: AttentionSpec, problem: Problem, tiling: HopperTiling) -> tuple[Launch, Places]:
-    """Return the launch that finds the bounds of a mask for the tiles of one kernel, and where they are.
-
-    Args:
-        spec: what is computed.
-        problem: the same, as the kernels take it.
-        tiling: of the kernel.
-    """
-    strides = problem.strides.mask
+def mask_bounds(problem: Problem, tiling: HopperTiling) -> tuple[Launch, Places]:
+    """Return the launch that finds the bounds of a mask for the tiles of one kernel, and where they are."""
+    spec, strides = problem.spec, problem.strides.mask
     assert strides is not None
     assert tiling.mask is not None
     *batch, of_queries, of_keys = strides
-    along = of_batch(tuple(batch), 0)
+    along = of_batch(batch, 0)
     own = tuple(size if stride else 1 for size, stride in zip(of_batch(problem.sizes, 1), along, strict=True))
     lengths, varies, last = (spec.q_len, spec.kv_len), tiling.mask, (of_queries, of_keys)
     if tiling.turned:

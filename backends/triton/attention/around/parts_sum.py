@@ -1,16 +1,21 @@
-"""The sum of parts that lie one after the other: of what is left to do for a gradient that was summed up in parts."""
+"""The sum of parts that lie one after the other: the end of a gradient that is summed up in parts."""
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from math import prod
+
 import triton
 import triton.language as tl
 
+from einops_fast.backends.triton.attention.launches import Launch, Room, launch, renamed
+from einops_fast.backends.triton.attention.problem import Problem
 from einops_fast.backends.triton.device.tiling import power_of_two
-from einops_fast.backends.triton.launching.kernel_call import KernelCall
+from einops_fast.backends.triton.launching.launch import accumulator
 
-__all__ = ["parts_kernel", "parts_sum"]
+__all__ = ["in_parts", "parts_kernel"]
 
 _TILE = 2048
 """Elements that a program has on their way at a time."""
@@ -32,8 +37,15 @@ def parts_kernel(parts, found, count, elements, rows: tl.constexpr, block: tl.co
     tl.store(found + column, tl.sum(total, 0)[None, :].to(found.dtype.element_ty), mask=column < elements)
 
 
-def parts_sum(count: int, elements: int) -> KernelCall:
-    """A call that takes an array of parts, and one for their sum."""
-    rows = min(_ROWS, power_of_two(count))
+def in_parts(launches: Iterable[Launch], problem: Problem, parts: int) -> tuple[Launch, ...]:
+    """Return launches that sum up the gradient of a bias in so many parts, and then the sum of these, if several."""
+    if parts <= 1:
+        return tuple(launches)
+    elements, rows = prod(problem.spec.bias or ()), min(_ROWS, power_of_two(parts))
     block = _TILE // rows
-    return KernelCall(parts_kernel, (-(-elements // block), 1), (count, elements), {"rows": rows, "block": block}, 4, 1)
+    names = {"parts": "d_bias parts", "found": "d_bias"}
+    constants = {"rows": rows, "block": block}
+    sum_up = launch(parts_kernel, (-(-elements // block), 1), (parts, elements), constants, instead=names)
+    room = Room("d_bias parts", parts * elements, accumulator(problem.spec.dtype))
+    first, *others = renamed(launches, {"d_bias": "d_bias parts"})
+    return first._replace(rooms=(*first.rooms, room)), *others, sum_up

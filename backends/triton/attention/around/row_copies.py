@@ -114,11 +114,10 @@ class _Copied:
     The copy lacks the batch axes along which the array has the same for all.
     """
 
-    def __init__(self, layout: Layout, dtype: str) -> None:
-        shape, strides = layout
+    def __init__(self, layout: Layout) -> None:
+        shape, strides, self.dtype = layout
         *batch, self.rows, self.columns = shape
         batch = [size if stride else 1 for size, stride in zip(batch, strides, strict=False)]
-        self.dtype = dtype
         stored = (*batch, self.rows, -(-self.columns // _WHOLE) * _WHOLE)
         self.elements = prod(stored)
         *others, of_rows, of_columns = contiguous_strides(stored)
@@ -135,14 +134,10 @@ class _Copied:
 
 
 class RowCopies:
-    """Copies of some arrays and back, of all that go one way in one launch.
+    """Copies of some arrays and back, of all that go one way in one launch."""
 
-    Args:
-        layouts: shape, strides and dtype of the arrays, by name.
-    """
-
-    def __init__(self, layouts: Mapping[str, tuple[Layout, str]]) -> None:
-        self._copied = {name: _Copied(*layout) for name, layout in layouts.items()}
+    def __init__(self, layouts: Mapping[str, Layout]) -> None:
+        self._copied = {name: _Copied(layout) for name, layout in layouts.items()}
 
     @property
     def strides(self) -> dict[str, tuple[int, ...]]:
@@ -183,13 +178,13 @@ class RowCopies:
         )
         return (Launch(call, takes[::-1] if back else takes),)
 
-    def around(self, launches: Sequence[Launch], written: Collection[str]) -> tuple[Launch, ...]:
-        """Return launches that go by the copies, between those that copy; arrays that are ``written`` are copied back.
+    def around(
+        self, launches: Sequence[Launch], written: Collection[str], filled: Collection[str] = ()
+    ) -> tuple[Launch, ...]:
+        """Return launches that go by the copies, between those that copy in and, of ``written`` arrays, back.
 
-        Args:
-            launches: of a call; at least one.
-            written: names of arrays.
+        Arrays that are ``filled`` before are copied in, too.
         """
-        into = self.launch([name for name in self._copied if name not in written])
+        into = self.launch([name for name in self._copied if name not in written or name in filled])
         first, *others = (*into, *renamed(launches, self.names))
         return first._replace(rooms=(*self.rooms, *first.rooms)), *others, *self.launch(written, back=True)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from einops_fast.attention.spec import AttentionSpec
 from einops_fast.backends.triton.attention.around.copyable import addressable, copyable
 from einops_fast.backends.triton.attention.decode.kernel import hopper_decode_kernel
 from einops_fast.backends.triton.attention.decode.work import DecodeNumbers, DecodeTiling
@@ -13,15 +10,17 @@ from einops_fast.backends.triton.attention.hopper.call import (
     BATCH_AXES,
     LOG2E,
     NOWHERE,
-    HopperCall,
-    array_of,
+    copied,
+    is_for_hopper,
+    launch,
     of_batch,
+    places_of,
 )
-from einops_fast.backends.triton.attention.hopper.tiles import ITEM, Places
+from einops_fast.backends.triton.attention.hopper.tiles import ITEM
 from einops_fast.backends.triton.attention.launches import Launch, Room
 from einops_fast.backends.triton.attention.problem import ANY, Problem
 from einops_fast.backends.triton.launching.arrays import Array
-from einops_fast.backends.triton.launching.launch import ALIGNMENT, interpreted
+from einops_fast.backends.triton.launching.launch import ALIGNMENT
 
 __all__ = ["decode_tiling", "forward", "programs_for", "suits_decode"]
 
@@ -50,53 +49,42 @@ _WHOLE = 0.95
 """Share of the multiprocessors that is enough, if then no tile has to be put together."""
 
 
-def suits_decode(spec: AttentionSpec, problem: Problem, capability: tuple[int, int]) -> bool:
-    """Whether the kernel can be used.
-
-    Args:
-        spec: what is computed.
-        problem: the same, as the kernels take it.
-        capability: compute capability of the device.
-    """
-    features, strides = problem.features, problem.strides
-    if interpreted() or capability[0] != 9 or spec.dtype not in ("float16", "bfloat16") or spec.scale <= 0:
+def suits_decode(problem: Problem) -> bool:
+    """Return whether the kernel can be used."""
+    spec, features, strides = problem.spec, problem.features, problem.strides
+    if not is_for_hopper(problem) or features.biased or features.masked or features.shared > 1:
         return False
-    if features.alibi or features.segments or features.dropout or features.biased or features.masked or spec.varlen:
+    if not (0 < spec.q_len <= FEW_QUERIES and spec.kv_len and problem.elements):
         return False
-    if not (0 < spec.q_len <= FEW_QUERIES and spec.kv_len and problem.elements) or features.shared > 1:
-        return False
-    heads, queries = _rows(spec, problem)
-    if heads * queries > _MOST_ROWS or features.axes > BATCH_AXES:
-        return False
-    if max(spec.head_dim, spec.v_head_dim) > _MOST_FEATURES:
+    heads, queries = _rows(problem)
+    if heads * queries > _MOST_ROWS or max(spec.head_dim, spec.v_head_dim) > _MOST_FEATURES:
         return False
     if spec.page_size and (spec.page_size % 16 or any(page * ITEM % ALIGNMENT for page in strides.pages[:2])):
         return False
-    if not all(copyable(own, ITEM) for own in (strides.k, strides.v, _of_queries(spec, problem))):
+    if not all(copyable(own, ITEM) for own in (strides.k, strides.v, _of_queries(problem))):
         return False
     if strides.out[-1] != 1 or any(size > 1 and not own for size, own in zip(problem.sizes, strides.q, strict=False)):
         return False
-    others = [*strides.out, *strides.lse, *(strides.sinks or ()), *strides.pages[2:]]
-    return addressable(others)
+    return addressable([*strides.out, *strides.lse, *(strides.sinks or ()), *strides.pages[2:]])
 
 
-def _rows(spec: AttentionSpec, problem: Problem) -> tuple[int, int]:
-    """Heads and queries of a tile, powers of two; 8 rows are the least that the hardware multiplies and copies."""
-    heads, queries = (1 << (size - 1).bit_length() for size in (problem.share, spec.q_len))
+def _rows(problem: Problem) -> tuple[int, int]:
+    """Return heads and queries of a tile, powers of two; the hardware multiplies and copies 8 rows at least."""
+    heads, queries = (1 << (size - 1).bit_length() for size in (problem.share, problem.spec.q_len))
     return heads, max(queries, 8 // heads)
 
 
-def _of_queries(spec: AttentionSpec, problem: Problem) -> tuple[int, ...]:
-    """Strides of q, with any one for a single query and for axes of size 1."""
+def _of_queries(problem: Problem) -> tuple[int, ...]:
+    """Return the strides of q, with any one for a single query and for axes of size 1."""
     *batch, position, feature = problem.strides.q
-    return (*batch, position if spec.q_len > 1 else _ANY, feature)
+    return (*batch, position if problem.spec.q_len > 1 else _ANY, feature)
 
 
-def decode_tiling(spec: AttentionSpec, problem: Problem) -> DecodeTiling:
-    """The tiling of the kernel."""
-    features, strides = problem.features, problem.strides
+def decode_tiling(problem: Problem) -> DecodeTiling:
+    """Return the tiling of the kernel."""
+    spec, features, strides = problem.spec, problem.features, problem.strides
     head, v_head = power(spec.head_dim), max(64, power(spec.v_head_dim))
-    heads, queries = _rows(spec, problem)
+    heads, queries = _rows(problem)
     has = tuple(tuple(stride != 0 for stride in of_batch(own, False)) for own in (strides.k[:-2], strides.v[:-2]))
     bytes_of_key = (head + v_head) * ITEM
     block = next(
@@ -132,12 +120,9 @@ def decode_tiling(spec: AttentionSpec, problem: Problem) -> DecodeTiling:
 
 
 def programs_for(units: int, tiles: int, blocks: int) -> int:
-    """How many programs to start: one for each multiprocessor, or a few fewer if each then has whole tiles only.
+    """Return how many programs to start on so many multiprocessors, a few fewer if each then has whole tiles only.
 
-    Args:
-        units: multiprocessors of the device.
-        tiles: what there is to do.
-        blocks: of keys of each tile, at most; all have as many if lengths of sequences don't differ.
+    Each tile has so many ``blocks`` of keys at most; all have as many if lengths of sequences don't differ.
 
     >>> programs_for(132, 512, 8), programs_for(132, 504, 8), programs_for(132, 510, 8), programs_for(132, 4, 8)
     (128, 126, 132, 32)
@@ -148,40 +133,25 @@ def programs_for(units: int, tiles: int, blocks: int) -> int:
     return min(units, tiles * blocks)
 
 
-def forward(
-    spec: AttentionSpec,
-    problem: Problem,
-    units: int,
-    otherwise: tuple[Launch, ...],
-    dtypes: Mapping[str, str],
-) -> tuple[Launch, ...]:
-    """Return the launch of a forward call.
-
-    Args:
-        spec: what is computed.
-        problem: the same, as the kernel takes it.
-        units: multiprocessors of the device.
-        otherwise: the same by other kernels, for arrays at odd addresses.
-        dtypes: of the lengths of sequences and of the block table, as ``cached`` and ``table``.
-    """
-    tiling = decode_tiling(spec, problem)
+def forward(problem: Problem, otherwise: tuple[Launch, ...]) -> tuple[Launch, ...]:
+    """Return the launch of a forward call, with those of other kernels for arrays at odd addresses."""
+    spec, strides, tiling = problem.spec, problem.strides, decode_tiling(problem)
     tiles = problem.elements // problem.share
     sequences = problem.sizes[0] if spec.cache or spec.page_size else 1
-    programs = programs_for(units, tiles, -(-spec.kv_len // tiling.block))
+    programs = programs_for(problem.units, tiles, -(-spec.kv_len // tiling.block))
     arrays = {
-        "q_desc": _queries(spec, problem, tiling),
-        "k_desc": _copied(spec, problem, tiling, "k"),
-        "v_desc": _copied(spec, problem, tiling, "v"),
+        "q_desc": _queries(problem, tiling),
+        "k_desc": _keys(problem, tiling, "k"),
+        "v_desc": _keys(problem, tiling, "v"),
         "out": Array(spec.dtype, aligned=False),
         "lse": Array("float32", aligned=False),
         "sinks": Array("float32", aligned=False) if spec.sinks else None,
-        "cached": Array(dtypes["cached"], aligned=False) if spec.cache else None,
-        "table": Array(dtypes["table"], aligned=False) if spec.page_size else None,
+        "cached": Array(problem.dtype("cached"), aligned=False) if spec.cache else None,
+        "table": Array(problem.dtype("table"), aligned=False) if spec.page_size else None,
         "parts": Array("float32"),
         "arrived": Array("int32", aligned=False),
     }
-    sizes = of_batch(problem.sizes, 1)
-    strides, limits = problem.strides, problem.numbers
+    _, second, third = of_batch(problem.sizes, 1)
     numbers = DecodeNumbers(
         tiles=tiles,
         sequences=sequences,
@@ -189,58 +159,41 @@ def forward(
         share=problem.share,
         q_len=spec.q_len,
         kv_len=spec.kv_len,
-        left=int(limits.left),
-        right=int(limits.right),
-        second=sizes[1],
-        third=sizes[2],
+        left=int(problem.numbers.left),
+        right=int(problem.numbers.right),
+        second=second,
+        third=third,
         scale=spec.scale * LOG2E,
         cap=spec.softcap * LOG2E,
-        out=_places(strides.out[:-1]),
-        lse=_places(strides.lse),
-        sinks=_places((*strides.sinks, 0)) if spec.sinks else NOWHERE,
+        out=places_of(strides.out[:-2], strides.out[-2]),
+        lse=places_of(strides.lse[:-1], strides.lse[-1]),
+        sinks=places_of(strides.sinks, 0) if spec.sinks else NOWHERE,
         rows=strides.pages[2] if spec.page_size else ANY,
         columns=strides.pages[3] if spec.page_size else ANY,
     )
-    call = HopperCall(hopper_decode_kernel, tiling, arrays, {}, numbers, programs, even=())
-    takes = tuple([array_of(name) if array else None for name, array in arrays.items()])
     rooms = (
         Room("parts", 2 * programs * tiling.rows * (spec.v_head_dim + 1)),
         Room("arrived", tiles, "int32", counters=True),
     )
-    return (Launch(call, takes, rooms, otherwise=otherwise),)
+    return (launch(hopper_decode_kernel, tiling, arrays, (numbers,), programs, (), rooms, otherwise),)
 
 
-def _queries(spec: AttentionSpec, problem: Problem, tiling: DecodeTiling) -> Array:
-    """Of q, as the hardware sees it: a tile is all that shares keys."""
-    strides = of_batch(_of_queries(spec, problem)[:-2], 0)
-    return Array(
-        spec.dtype,
-        (*of_batch(problem.sizes, 1), spec.q_len, spec.head_dim),
-        tuple(stride or _ANY for stride in (*strides, *_of_queries(spec, problem)[-2:])),
-        (1, 1, tiling.heads, tiling.queries, tiling.head),
-    )
+def _queries(problem: Problem, tiling: DecodeTiling) -> Array:
+    """Return q as the hardware sees it: a tile is all that shares keys."""
+    spec = problem.spec
+    box = tiling.heads, tiling.queries, tiling.head
+    found = copied(problem, "q", spec.dtype, (spec.q_len, spec.head_dim), box)
+    return found._replace(strides=(*found.strides[:BATCH_AXES], *_of_queries(problem)[-2:]))
 
 
-def _copied(spec: AttentionSpec, problem: Problem, tiling: DecodeTiling, name: str) -> Array:
-    """Of k or v, as the hardware sees it."""
-    of_keys = name == "k"
-    strides = problem.strides.k if of_keys else problem.strides.v
-    features = (tiling.head_dim, tiling.head) if of_keys else (tiling.v_head_dim, tiling.v_head)
-    own = of_batch(strides[:-2], 0)
-    batch = [size if stride else 1 for size, stride in zip(of_batch(problem.sizes, 1), own, strict=True)]
-    if spec.page_size:
-        axis = BATCH_AXES - problem.features.axes
-        page = problem.strides.pages[0 if of_keys else 1]
-        own = (*own[:axis], page, *own[axis + 1 :])
-        batch[axis] = (spec.k_batch if of_keys else spec.v_batch)[0]
-    return Array(
-        spec.dtype,
-        (*batch, spec.page_size or spec.kv_len, features[0]),
-        tuple(stride or _ANY for stride in (*own, *strides[-2:])),
-        (1,) * BATCH_AXES + (tiling.copied, features[1]),
-    )
-
-
-def _places(strides: tuple[int, ...]) -> Places:
-    *batch, position = strides
-    return Places._make((*of_batch(tuple(batch), 0), position))
+def _keys(problem: Problem, tiling: DecodeTiling, name: str) -> Array:
+    """Return k or v as the hardware sees it."""
+    spec, of_keys = problem.spec, name == "k"
+    features, tile = (tiling.head_dim, tiling.head) if of_keys else (tiling.v_head_dim, tiling.v_head)
+    found = copied(problem, name, spec.dtype, (spec.page_size or spec.kv_len, features), (tiling.copied, tile))
+    if not spec.page_size:
+        return found
+    shape, strides, axis = [*found.shape], [*found.strides], BATCH_AXES - problem.features.axes
+    shape[axis] = (spec.k_batch if of_keys else spec.v_batch)[0]
+    strides[axis] = problem.strides.pages[0 if of_keys else 1]
+    return found._replace(shape=tuple(shape), strides=tuple(strides))

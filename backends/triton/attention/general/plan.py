@@ -1,13 +1,14 @@
-"""The launches of the kernels that compute everything, put together for a spec and the layouts of its arrays."""
+"""The launches of the kernels that compute everything."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
 from einops_fast.attention.spec import AttentionSpec
 from einops_fast.backends.triton.attention.arguments import Strides
+from einops_fast.backends.triton.attention.around.parts_sum import in_parts
 from einops_fast.backends.triton.attention.general.backward import delta_kernel
 from einops_fast.backends.triton.attention.general.bias_gradient import bias_kernel
 from einops_fast.backends.triton.attention.general.decode import combine_kernel
@@ -48,7 +49,7 @@ _PROGRAMS = 512
 
 
 def is_whole(spec: AttentionSpec) -> bool:
-    """Whether there is a bias that lacks no axis."""
+    """Return whether there is a bias that lacks no axis."""
     return spec.bias == (*spec.batch, spec.q_len, spec.kv_len)
 
 
@@ -65,36 +66,49 @@ def parts_of(programs: int, steps: int, enough: int = _PROGRAMS) -> int:
     return max(1, min(enough // max(1, programs), steps))
 
 
-def starts_at_zero(spec: AttentionSpec, problem: Problem) -> bool:
-    """Whether the kernels leave out parts of the gradient of a bias: that of what isn't seen."""
-    features = problem.features
-    hides = features.left or features.right or spec.varlen or spec.cache or spec.segments
-    return is_whole(spec) and hides
+def starts_at_zero(problem: Problem) -> bool:
+    """Return whether the kernels leave out parts of the gradient of a bias: that of what isn't seen."""
+    spec, features = problem.spec, problem.features
+    return is_whole(spec) and (features.left or features.right or spec.varlen or spec.cache or spec.segments)
 
 
-def _elements_together(spec: AttentionSpec, share: int) -> int:
-    """Return how many batch elements to work on side by side, so that their k and v stay in the L2 cache."""
-    each = spec.kv_len * (spec.head_dim + spec.v_head_dim) * ITEM_SIZES[spec.dtype]
-    return max(1, _CACHED // max(1, each)) * share
+def _launch(
+    function: Any,
+    problem: Problem,
+    tiling: Tiling,
+    grid: tuple[int, int],
+    strides: Strides,
+    heads: int,
+    share: int,
+    *numbers: Any,
+    instead: Mapping[str, str | None] | None = None,
+    **constants: Any,
+) -> Launch:
+    """Return the launch of a kernel with tiles of scores, whose programs are counted over so many ``heads``.
 
-
-def _tiles(problem: Problem, tiling: Tiling, **constants: Any) -> dict[str, Any]:
-    """Return the constants of a kernel."""
-    return {"f": problem.features, "block_m": tiling.block_m, "block_n": tiling.block_n, **constants}
-
-
-def forward(spec: AttentionSpec, problem: Problem, rows: int, tiling: Tiling) -> tuple[Launch, ...]:
-    """Return the launches of a forward call.
-
-    Args:
-        spec: what is computed.
-        problem: the same, as the kernels take it; with strides of ``out`` and ``lse``.
-        rows: queries of all sequences together, if there are several, else of each batch element.
-        tiling: of the kernel.
+    Groups of ``share`` heads are worked on side by side, as many as have their k and v stay in the L2 cache; with 0,
+    one head after the other. ``numbers`` are what the kernel takes beside those that all kernels take.
     """
+    spec = problem.spec
+    each = spec.kv_len * (spec.head_dim + spec.v_head_dim) * ITEM_SIZES[spec.dtype]
+    together = max(1, _CACHED // max(1, each)) * share
+    return launch(
+        function,
+        grid,
+        (strides, problem.counting, *numbers, *problem.runtime(heads, together)),
+        {"f": problem.features, "block_m": tiling.block_m, "block_n": tiling.block_n, **constants},
+        tiling.warps,
+        tiling.stages,
+        instead=instead,
+    )
+
+
+def forward(problem: Problem, tiling: Tiling) -> tuple[Launch, ...]:
+    """Return the launches of a forward call, of a problem with strides of ``out`` and ``lse``."""
+    spec, rows = problem.spec, problem.q_rows
     share, together = (1, problem.share) if tiling.packed else (problem.share, 1)
     heads = problem.elements // together
-    tiles = -(-problem.q_len * together // tiling.block_m)
+    tiles = -(-spec.q_len * together // tiling.block_m)
     strides = problem.strides_of("out")
     names: dict[str, str | None] = {}
     rooms: tuple[Room, ...] = ()
@@ -113,47 +127,35 @@ def forward(spec: AttentionSpec, problem: Problem, rows: int, tiling: Tiling) ->
         strides = strides._replace(out=contiguous_strides((*shape, spec.v_head_dim)), lse=contiguous_strides(shape))
         names, then, sums = {"out": "parts_out", "lse": "parts_lse"}, (sum_up,), accumulator(spec.dtype)
         rooms = Room("parts_out", tiling.parts * elements, sums), Room("parts_lse", tiling.parts * count, sums)
-    first = launch(
-        forward_kernel,
-        (tiles * heads, tiling.parts),
-        (strides, problem.counting, *problem.runtime(heads, _elements_together(spec, share))),
-        _tiles(problem, tiling, packed=tiling.packed, parts=tiling.parts),
-        tiling.warps,
-        tiling.stages,
-        instead=names,
-    )
+    grid, constants = (tiles * heads, tiling.parts), {"packed": tiling.packed, "parts": tiling.parts}
+    first = _launch(forward_kernel, problem, tiling, grid, strides, heads, share, instead=names, **constants)
     return (first._replace(rooms=rooms, then=then),)
 
 
-def backward(spec: AttentionSpec, problem: Problem, rows: int, tilings: BackwardTilings) -> Plan:
+def backward(problem: Problem, tilings: BackwardTilings) -> Plan:
     """Return the plan of a backward call.
 
-    Args:
-        spec: what was computed.
-        problem: the same, as the kernels take it; with strides of ``out``, ``lse`` (``delta`` has them, too),
-            ``d_out`` and the gradients that are wanted.
-        rows: queries of all sequences together, if there are several, else of each batch element.
-        tilings: of the kernels.
+    The problem has strides of ``out``, ``lse`` (``delta`` has them, too), ``d_out`` and the gradients that are wanted.
     """
-    launches = [deltas(spec, problem, rows)]
-    parts = 1
+    launches = [deltas(problem)]
     if problem.strides.dk is not None:
-        launches.append(keys_gradient(spec, problem, tilings.keys))
+        launches.append(keys_gradient(problem, tilings.keys))
     if problem.strides.dq is not None:
-        launches.append(queries_gradient(spec, problem, tilings.queries))
-    if problem.strides.d_bias is not None and not is_whole(spec):
-        of_bias, parts = bias_gradient(spec, problem, tilings.bias)
-        launches.append(of_bias)
-    return Plan(BACKWARD, launches, bias_parts=parts, bias_starts_at_zero=starts_at_zero(spec, problem))
+        launches.append(queries_gradient(problem, tilings.queries))
+    if problem.strides.d_bias is not None and not is_whole(problem.spec):
+        of_bias, parts = bias_gradient(problem, tilings.bias)
+        launches += in_parts((of_bias,), problem, parts)
+    return Plan(BACKWARD, launches, bias_starts_at_zero=starts_at_zero(problem))
 
 
-def deltas(spec: AttentionSpec, problem: Problem, rows: int, padded: int = 0) -> Launch:
+def deltas(problem: Problem, padded: int = 0) -> Launch:
     """Return the launch that comes before the others: ``delta`` of each row.
 
     If ``padded`` isn't 0, rows' numbers are written once more as ``rows``, for so many queries of each batch element; a
     multiple of 128.
     """
-    strides, length, columns = problem.strides, padded or rows, power(spec.v_head_dim)
+    spec, strides, rows = problem.spec, problem.strides, problem.q_rows
+    length, columns = padded or rows, power(spec.v_head_dim)
     elements = problem.elements // (problem.sizes[0] if spec.varlen else 1)
     block = min(max(_ROWS[0], _TILE // columns), _ROWS[1])
     rooms = [Room("delta", elements * rows, accumulator(spec.dtype))]
@@ -168,50 +170,27 @@ def deltas(spec: AttentionSpec, problem: Problem, rows: int, padded: int = 0) ->
     )._replace(rooms=tuple(rooms))
 
 
-def keys_gradient(spec: AttentionSpec, problem: Problem, tiling: Tiling) -> Launch:
+def keys_gradient(problem: Problem, tiling: Tiling) -> Launch:
     """Return the launch for the gradients of k and v."""
     heads = problem.elements // problem.share
-    return launch(
-        keys_kernel,
-        (heads * -(-spec.kv_len // tiling.block_n), 1),
-        (
-            problem.strides_of("d_out", "dk", "dv"),
-            problem.counting,
-            *problem.runtime(heads, _elements_together(spec, 1)),
-        ),
-        _tiles(problem, tiling),
-        tiling.warps,
-        tiling.stages,
-    )
+    grid = heads * -(-problem.spec.kv_len // tiling.block_n), 1
+    return _launch(keys_kernel, problem, tiling, grid, problem.strides_of("d_out", "dk", "dv"), heads, 1)
 
 
-def queries_gradient(spec: AttentionSpec, problem: Problem, tiling: Tiling) -> Launch:
+def queries_gradient(problem: Problem, tiling: Tiling) -> Launch:
     """Return the launch for the gradient of q, and for that of a bias that lacks no axis."""
-    heads = problem.elements
-    return launch(
-        queries_kernel,
-        (heads * -(-spec.q_len // tiling.block_m), 1),
-        (
-            problem.strides_of("d_out", "dq", "d_bias"),
-            problem.counting,
-            *problem.runtime(heads, _elements_together(spec, problem.share)),
-        ),
-        _tiles(problem, tiling),
-        tiling.warps,
-        tiling.stages,
-        instead={} if is_whole(spec) else {"d_bias": None},
-    )
+    heads, strides = problem.elements, problem.strides_of("d_out", "dq", "d_bias")
+    grid = heads * -(-problem.spec.q_len // tiling.block_m), 1
+    names: dict[str, str | None] = {} if is_whole(problem.spec) else {"d_bias": None}
+    return _launch(queries_kernel, problem, tiling, grid, strides, heads, problem.share, instead=names)
 
 
-def bias_gradient(spec: AttentionSpec, problem: Problem, tiling: Tiling, parts: int = 0) -> tuple[Launch, int]:
+def bias_gradient(problem: Problem, tiling: Tiling, parts: int = 0) -> tuple[Launch, int]:
     """Return the launch for the gradient of a bias that lacks axes, and in how many parts it sums that up.
 
-    Args:
-        spec: what was computed.
-        problem: the same, as the kernel takes it.
-        tiling: of the kernel.
-        parts: in so many, or 0 for as many as are good.
+    Those are ``parts``, or for 0 as many as are good.
     """
+    spec = problem.spec
     assert spec.bias is not None
     kept, summed = bias_sizes(problem)
     tiles = -(-spec.bias[-2] // tiling.block_m), -(-spec.bias[-1] // tiling.block_n)
@@ -220,21 +199,6 @@ def bias_gradient(spec: AttentionSpec, problem: Problem, tiling: Tiling, parts: 
         whole: Sequence[int] = (-(-spec.q_len // tiling.block_m), -(-spec.kv_len // tiling.block_n))
         lacking = [count for count, length in zip(whole, spec.bias[-2:], strict=True) if length == 1]
         parts = parts_of(programs, prod(summed) * prod(lacking))
-    return launch(
-        bias_kernel,
-        (programs, parts),
-        (
-            problem.strides_of("d_out", "d_bias")._replace(parts=(prod(spec.bias),)),
-            problem.counting,
-            (ANY, *kept[1:]),
-            (ANY, *summed[1:]),
-            contiguous_strides(problem.sizes),
-            *tiles,
-            prod(summed),
-            parts,
-            *problem.runtime(problem.elements, 1),
-        ),
-        _tiles(problem, tiling),
-        tiling.warps,
-        tiling.stages,
-    ), parts
+    strides = problem.strides_of("d_out", "d_bias")._replace(parts=(prod(spec.bias),))
+    numbers = (ANY, *kept[1:]), (ANY, *summed[1:]), contiguous_strides(problem.sizes), *tiles, prod(summed), parts
+    return _launch(bias_kernel, problem, tiling, (programs, parts), strides, problem.elements, 0, *numbers), parts

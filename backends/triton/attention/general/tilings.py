@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from einops_fast.attention.spec import AttentionSpec
 from einops_fast.backends.capabilities import shared_memory
 from einops_fast.backends.triton.attention.around.copyable import copyable
 from einops_fast.backends.triton.attention.problem import Problem
@@ -102,28 +101,22 @@ _QUERIES: _Table = {
 }
 
 
-def forward_tiling(spec: AttentionSpec, problem: Problem, capability: tuple[int, int], processors: int) -> Tiling:
-    """Return the tiles of the forward kernel.
-
-    Args:
-        spec: what is computed.
-        problem: the same, as the kernel takes it.
-        capability: compute capability of the device.
-        processors: how many it has.
-    """
-    if spec.q_len <= FEW_QUERIES:
-        candidates = _decode_tilings(spec, problem, processors)
+def forward_tiling(problem: Problem) -> Tiling:
+    """Return the tiles of the forward kernel."""
+    if problem.spec.q_len <= FEW_QUERIES:
+        candidates = _decode_tilings(problem)
     else:
         features, strides = problem.features, problem.strides
         uneven = any(
             along == (True, True) and not copyable(own, ITEM_SIZES["float16"])
             for along, own in ((features.bias, strides.bias), (features.mask, strides.mask))
         )
-        candidates = _from_table(_FORWARD_UNEVEN if uneven else _FORWARD, spec)
-    return _fitting(candidates, lambda tiling: _forward_bytes(spec, problem, tiling), capability)[0]
+        candidates = _from_table(_FORWARD_UNEVEN if uneven else _FORWARD, problem)
+    return _fitting(candidates, partial(_forward_bytes, problem), problem)[0]
 
 
-def _decode_tilings(spec: AttentionSpec, problem: Problem, processors: int) -> list[Tiling]:
+def _decode_tilings(problem: Problem) -> list[Tiling]:
+    spec = problem.spec
     packed = problem.share > 1 and spec.q_len * problem.share <= _MOST_PACKED
     rows = spec.q_len * (problem.share if packed else 1)
     heads = problem.elements // (problem.share if packed else 1)
@@ -131,7 +124,7 @@ def _decode_tilings(spec: AttentionSpec, problem: Problem, processors: int) -> l
     for block_n, warps, stages in ((64, 4, 3), (128, 4, 2), (32, 4, 2), (32, 4, 1), (16, 4, 1)):
         # Sequences that are packed along the positions share their rows of the result.
         parts = 1
-        while not spec.varlen and parts < _MOST_PARTS and parts * heads < processors * 2:
+        while not spec.varlen and parts < _MOST_PARTS and parts * heads < problem.units * 2:
             if parts * 2 * block_n > spec.kv_len:
                 break
             parts *= 2
@@ -139,19 +132,19 @@ def _decode_tilings(spec: AttentionSpec, problem: Problem, processors: int) -> l
     return found
 
 
-def backward_tilings(spec: AttentionSpec, problem: Problem, capability: tuple[int, int]) -> BackwardTilings:
-    """Return the tiles of the backward kernels; see :func:`forward_tiling`."""
+def backward_tilings(problem: Problem) -> BackwardTilings:
+    """Return the tiles of the backward kernels."""
 
     def fitted(table: _Table, owns_keys: bool) -> list[Tiling]:
-        size = partial(_backward_bytes, spec, problem, owns_keys)
-        return _fitting(_from_table(table, spec), size, capability)
+        return _fitting(_from_table(table, problem), partial(_backward_bytes, problem, owns_keys), problem)
 
     keys, queries = fitted(_KEYS, True), fitted(_QUERIES, False)
     return BackwardTilings(keys[0], queries[0], queries[-1])
 
 
-def _from_table(table: _Table, spec: AttentionSpec) -> list[Tiling]:
+def _from_table(table: _Table, problem: Problem) -> list[Tiling]:
     """Return tiles that are no longer than they need to be."""
+    spec = problem.spec
     features = max(spec.head_dim, spec.v_head_dim)
     rows = next(found for most, found in table[ITEM_SIZES[spec.dtype]].items() if features <= most)
     return [Tiling(min(m, power(spec.q_len)), min(n, power(spec.kv_len)), w, s) for m, n, w, s in rows]
@@ -162,27 +155,28 @@ def power(extent: int) -> int:
     return max(16, 1 << (max(1, extent) - 1).bit_length())
 
 
-def _score_bytes(spec: AttentionSpec, problem: Problem, tiling: Tiling) -> int:
+def _score_bytes(problem: Problem, tiling: Tiling) -> int:
     """Count the bytes of tiles of the bias and the mask while they're loaded."""
-    item = ITEM_SIZES[spec.dtype] * (problem.features.bias == (True, True)) + (problem.features.mask == (True, True))
+    features = problem.features
+    item = ITEM_SIZES[problem.spec.dtype] * (features.bias == (True, True)) + (features.mask == (True, True))
     return tiling.stages * tiling.block_m * tiling.block_n * item
 
 
-def _forward_bytes(spec: AttentionSpec, problem: Problem, tiling: Tiling) -> int:
+def _forward_bytes(problem: Problem, tiling: Tiling) -> int:
     head, v_head = sum(problem.features.head), sum(problem.features.v_head)
     rows = tiling.block_m * head + tiling.stages * tiling.block_n * (head + v_head)
-    return rows * ITEM_SIZES[spec.dtype] + _score_bytes(spec, problem, tiling)
+    return rows * ITEM_SIZES[problem.spec.dtype] + _score_bytes(problem, tiling)
 
 
-def _backward_bytes(spec: AttentionSpec, problem: Problem, owns_keys: bool, tiling: Tiling) -> int:
+def _backward_bytes(problem: Problem, owns_keys: bool, tiling: Tiling) -> int:
     features = sum(problem.features.head) + sum(problem.features.v_head)
     own, other = (tiling.block_n, tiling.block_m) if owns_keys else (tiling.block_m, tiling.block_n)
     # The weights and their gradients go through shared memory, too.
     rows = (own + tiling.stages * other) * features + 2 * tiling.block_m * tiling.block_n
-    return rows * ITEM_SIZES[spec.dtype] + _score_bytes(spec, problem, tiling)
+    return rows * ITEM_SIZES[problem.spec.dtype] + _score_bytes(problem, tiling)
 
 
-def _fitting(found: list[Tiling], size: Callable[[Tiling], int], capability: tuple[int, int]) -> list[Tiling]:
+def _fitting(found: list[Tiling], size: Callable[[Tiling], int], problem: Problem) -> list[Tiling]:
     """Return the tiles that the device has shared memory for, each once; the smallest if there are none."""
-    fits = [tiling for tiling in dict.fromkeys(found) if size(tiling) <= shared_memory(capability)]
+    fits = [tiling for tiling in dict.fromkeys(found) if size(tiling) <= shared_memory(problem.capability)]
     return fits or [min(found, key=size)]

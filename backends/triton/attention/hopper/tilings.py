@@ -1,4 +1,4 @@
-"""Which tiles Hopper's kernels of attention have, the best ones first, by what was measured on H100s and H200s.
+"""Which tiles Hopper's kernels of attention have, by what was measured on H100s and H200s and what memory holds.
 
 A long tile is worked on by two or three warp groups of one program, which share each block that is copied. Where keys
 are few, what a tile begins and ends with takes as long as the rest: then programs of one group each share a
@@ -8,12 +8,36 @@ blocks also have less in them that doesn't exist.
 
 from __future__ import annotations
 
-from einops_fast.attention.spec import AttentionSpec
-from einops_fast.backends.triton.attention.hopper.shapes import Shape, has_added, is_small, is_wide
-from einops_fast.backends.triton.attention.hopper.tiles import GROUP_ROWS
-from einops_fast.backends.triton.attention.problem import Problem
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
-__all__ = ["WIDE_SHAPES", "forward_shapes", "keys_shapes", "queries_shapes"]
+from einops_fast.backends.triton.attention.general.tilings import power
+from einops_fast.backends.triton.attention.hopper.call import BATCH_AXES
+from einops_fast.backends.triton.attention.hopper.tiles import (
+    GROUP_ROWS,
+    ITEM,
+    OPERANDS,
+    HopperTiling,
+    own_bytes,
+    stage_bytes,
+)
+from einops_fast.backends.triton.attention.problem import Problem
+from einops_fast.planning.cost import ITEM_SIZES
+
+__all__ = [
+    "WIDE_SHAPES",
+    "Shape",
+    "bytes_of_one",
+    "fitting",
+    "forward_shapes",
+    "has_added",
+    "is_small",
+    "is_wide",
+    "keys_shapes",
+    "parts_of_sums",
+    "queries_shapes",
+    "shared_bytes",
+]
 
 _LONG = 2048
 """Queries, and keys that a query sees, from which on a tile of three warp groups pays."""
@@ -42,36 +66,61 @@ _EVEN = 32
 Copies of others take twice as long: with 40 features and 4096 keys, a group alone took 612 µs, three together 299.
 """
 
+_MULTIPROCESSOR_BYTES = 228 << 10
+"""Shared memory that programs have to share."""
+
+_RESERVED = 1 << 10
+"""Bytes of it that each program loses to the driver."""
+
+_BARRIERS = 1 << 10
+"""Bytes of a program that aren't for tiles, amply."""
+
+
+class Shape(NamedTuple):
+    """Warp groups, block and stages; tiles of a program's own; stages of a block's second array, if there are fewer.
+
+    With ``turns``, warp groups take turns at beginning their products. As many ``programs`` share a multiprocessor.
+    """
+
+    groups: int
+    block: int
+    stages: int
+    own: int = 1
+    second: int = 0
+    turns: bool = False
+    programs: int = 1
+
+
 WIDE_SHAPES = [Shape(2, 64, 3), Shape(2, 64, 2), Shape(2, 64, 2, 1, 1), Shape(2, 32, 2)]
 """Of the kernels for the gradients of k and of q of wide heads."""
 
 
-def forward_shapes(spec: AttentionSpec, problem: Problem, units: int) -> list[Shape]:
-    """Of the forward kernel, on a GPU with so many multiprocessors."""
-    together = _forward_together(spec, problem)
-    return [*_forward_alone(spec, problem, units, together[0]), *together]
+def forward_shapes(problem: Problem) -> list[Shape]:
+    """Return shapes of the forward kernel, the best one first."""
+    together = _forward_together(problem)
+    return [*_forward_alone(problem, together[0]), *together]
 
 
-def _forward_together(spec: AttentionSpec, problem: Problem) -> list[Shape]:
-    """Of several warp groups.
+def _forward_together(problem: Problem) -> list[Shape]:
+    """Return shapes of several warp groups.
 
     Where exponentials take as long as products, turns have one group's products made during another's exponentials. A
     bias, a mask, or a tile with few blocks has groups wait for each other too long; but for a bias beside a softcap.
     With a softcap, which is more arithmetic, two groups take 0.73 to 0.88 of the time of three.
     """
     features = problem.features
-    if is_wide(spec):
+    if is_wide(problem):
         return [Shape(2, 64, 3), Shape(2, 64, 2)]
-    seen = spec.kv_len
+    spec, seen = problem.spec, problem.spec.kv_len
     if features.left and features.right:
         seen = min(seen, int(problem.numbers.left) + int(problem.numbers.right) + 1)
     turns = features.mask is None and seen >= _LONG
-    if not is_small(spec):
-        few = _width(spec) <= 96
+    if not is_small(problem):
+        few = _width(problem) <= 96
         return [Shape(2, 128, 2, turns=turns and few), Shape(2, 64, 3), Shape(2, 64, 2)]
     if features.bias is not None and features.softcap:
         return [Shape(2, 64, stages, 2, turns=turns) for stages in (4, 3, 2)]
-    narrow = _width(spec) <= _NARROW
+    narrow = _width(problem) <= _NARROW
     # With causality, most queries see fewer keys.
     long = _LONG * 3 // 2 if features.right and not features.left and not narrow else _LONG
     if min(spec.q_len, seen) < long or features.softcap or has_added(problem):
@@ -79,51 +128,51 @@ def _forward_together(spec: AttentionSpec, problem: Problem) -> list[Shape]:
     return [Shape(3, 128, 6 if narrow else 3, 2 if features.right or narrow else 1, turns=turns)]
 
 
-def _forward_alone(spec: AttentionSpec, problem: Problem, units: int, together: Shape) -> list[Shape]:
-    """Of one warp group for each program, where that takes less time than ``together``; else none.
+def _forward_alone(problem: Problem, together: Shape) -> list[Shape]:
+    """Return shapes of one warp group for each program, where that takes less time than ``together``; else none.
 
     A copied block is for one group only. So there are these where keys are few, or where tiles of several groups would
     leave many multiprocessors without one in the last round.
     """
-    features, keys, added = problem.features, spec.kv_len, has_added(problem)
+    features, keys, added = problem.features, problem.spec.kv_len, has_added(problem)
     few = _are_few(keys, _FEW)
-    if is_wide(spec) or (added and (features.left or features.softcap)):
+    if is_wide(problem) or (added and (features.left or features.softcap)):
         return []
-    if not is_small(spec):
+    if not is_small(problem):
         plain = not (features.left or features.softcap or added)
         return [Shape(1, 64, 2, programs=2)] if few and plain else []
-    if not _is_even(spec):
+    if not _is_even(problem):
         return []
     both = features.bias is not None and features.mask is not None
-    programs = 4 if _width(spec) <= _NARROW and not both else 3
+    programs = 4 if _width(problem) <= _NARROW and not both else 3
     shapes = [Shape(1, 64, 3, 2, programs=programs), Shape(1, 64, 2, programs=programs)]
     if features.left:
         return shapes if features.right and problem.numbers.left + problem.numbers.right <= _MOST_KEYS else []
     if features.softcap:
         return shapes if keys <= _SOFTCAPPED else []
-    if not few and _width(spec) > _NARROW:
+    if not few and _width(problem) > _NARROW:
         shapes = [Shape(1, 128, 2, 2, programs=2), Shape(1, 128, 2, programs=2)]
     if keys <= _MOST_KEYS:
         return shapes
-    alone, several = (_rows_in_turn(spec, problem, units, shape) for shape in (shapes[0], together))
+    alone, several = (_rows_in_turn(problem, shape) for shape in (shapes[0], together))
     return shapes if not features.right and alone * _ALONE[together.groups] < several else []
 
 
-def _rows_in_turn(spec: AttentionSpec, problem: Problem, units: int, shape: Shape) -> int:
-    """How many rows a multiprocessor has, of all the tiles that it works on side by side and one after the other."""
+def _rows_in_turn(problem: Problem, shape: Shape) -> int:
+    """Return how many rows a multiprocessor has in all tiles that it works on, side by side and one after the other."""
     rows = GROUP_ROWS * shape.groups
-    tiles = problem.elements * -(-spec.q_len // rows)
-    return -(-tiles // (units * shape.programs)) * rows * shape.programs
+    tiles = problem.elements * -(-problem.spec.q_len // rows)
+    return -(-tiles // (problem.units * shape.programs)) * rows * shape.programs
 
 
-def keys_shapes(spec: AttentionSpec, problem: Problem) -> list[Shape]:
-    """Of the kernel for the gradients of k and v of heads that aren't wide: tiles have keys, blocks queries."""
-    if not is_small(spec):
+def keys_shapes(problem: Problem) -> list[Shape]:
+    """Return shapes of the kernel for k and v of heads that aren't wide: tiles have keys, blocks queries."""
+    if not is_small(problem):
         return [Shape(2, 64, 2, 2), Shape(2, 64, 2), Shape(2, 32, 2)]
     shapes = [*(Shape(2, 64, stages, 2) for stages in (4, 3, 2)), Shape(2, 64, 2), Shape(2, 32, 2)]
-    features, queries = problem.features, spec.q_len
-    narrow = _width(spec) <= _NARROW
-    if not _is_even(spec) or features.left or features.softcap or queries >= _LONG:
+    features, queries = problem.features, problem.spec.q_len
+    narrow = _width(problem) <= _NARROW
+    if not _is_even(problem) or features.left or features.softcap or queries >= _LONG:
         return shapes
     if has_added(problem) and not narrow:
         return shapes
@@ -132,19 +181,19 @@ def keys_shapes(spec: AttentionSpec, problem: Problem) -> list[Shape]:
     return [Shape(1, 64, 4, 2, programs=2), *shapes]
 
 
-def queries_shapes(spec: AttentionSpec, problem: Problem) -> list[Shape]:
-    """Of the kernel for the gradient of q, and of a bias with all axes."""
-    if is_wide(spec):
+def queries_shapes(problem: Problem) -> list[Shape]:
+    """Return shapes of the kernel for the gradient of q, and of a bias with all axes."""
+    if is_wide(problem):
         return WIDE_SHAPES
     shapes = [Shape(2, 64, 3), Shape(2, 64, 2), Shape(2, 32, 2)]
-    if not is_small(spec):
+    if not is_small(problem):
         return shapes
-    features, keys = problem.features, spec.kv_len
+    features, keys = problem.features, problem.spec.kv_len
     added = has_added(problem)
     shapes = [Shape(2, 64, 4), *shapes] if added else [Shape(2, 128, 3, 2)]
-    if not _is_even(spec) or features.left or features.softcap or keys >= _LONG:
+    if not _is_even(problem) or features.left or features.softcap or keys >= _LONG:
         return shapes
-    if _width(spec) <= _NARROW:
+    if _width(problem) <= _NARROW:
         suits, programs = features.right or added or keys < 512, 3
     else:
         suits, programs = features.right or added or _are_few(keys, 256), 2
@@ -152,13 +201,108 @@ def queries_shapes(spec: AttentionSpec, problem: Problem) -> list[Shape]:
 
 
 def _are_few(keys: int, most: int) -> bool:
-    """Whether there are so many at most, or somewhat more and half of the last block of 128 would be empty."""
+    """Return whether there are so many at most, or somewhat more and half of the last block of 128 would be empty."""
     return keys <= most or (keys <= _SPARED and -(-keys // 64) % 2 == 1)
 
 
-def _is_even(spec: AttentionSpec) -> bool:
-    return spec.head_dim % _EVEN == 0 and spec.v_head_dim % _EVEN == 0
+def _is_even(problem: Problem) -> bool:
+    return problem.spec.head_dim % _EVEN == 0 and problem.spec.v_head_dim % _EVEN == 0
 
 
-def _width(spec: AttentionSpec) -> int:
-    return max(spec.head_dim, spec.v_head_dim)
+def _width(problem: Problem) -> int:
+    return max(problem.spec.head_dim, problem.spec.v_head_dim)
+
+
+def has_added(problem: Problem) -> bool:
+    """Return whether there is a bias or a mask, which takes registers."""
+    return problem.features.bias is not None or problem.features.mask is not None
+
+
+def _in_three_quarters(features: int, tile: int) -> bool:
+    """Return whether so much of a tile is enough for the features."""
+    return tile >= 128 and features <= tile * 3 // 4
+
+
+def fitting(
+    problem: Problem, shapes: Sequence[Shape], length: int, size: Callable[[HopperTiling], int], **others: bool
+) -> HopperTiling:
+    """Return the first tiling for which there is shared memory.
+
+    Args:
+        problem: what is computed.
+        shapes: of tilings, the best one first.
+        length: that blocks divide among them; no block is longer than it asks for.
+        size: bytes of shared memory that a tiling takes.
+        others: fields of the tiling.
+    """
+    features, strides = problem.features, problem.strides
+    missing = BATCH_AXES - features.axes
+
+    def axes(name: str) -> tuple[bool, ...]:
+        tail = strides.q if name == "out" or getattr(strides, name) is None else getattr(strides, name)
+        return (*(False,) * missing, *(name == "out" or stride != 0 for stride in tail[:-2]))
+
+    present = features.head_dim, features.v_head_dim
+    heads = power(present[0]), power(present[1])
+    found = [
+        HopperTiling(
+            **shape._replace(block=min(shape.block, power(length)))._asdict(),
+            head=heads[0],
+            v_head=heads[1],
+            has=tuple(axes(name) for name in OPERANDS),
+            left=features.left,
+            right=features.right,
+            softcap=features.softcap,
+            grouped=problem.share > 1,
+            bias=features.bias,
+            mask=features.mask,
+            bias_item=ITEM_SIZES.get(problem.dtype("bias"), 0),
+            three_quarters=(_in_three_quarters(present[0], heads[0]), _in_three_quarters(present[1], heads[1])),
+            **others,
+        )
+        for shape in shapes
+    ]
+    return next(tiling for tiling in found if tiling is found[-1] or size(tiling) <= _room(tiling.programs))
+
+
+def _room(programs: int) -> int:
+    """Return the bytes for tiles of each of so many programs that share a multiprocessor."""
+    return _MULTIPROCESSOR_BYTES // programs - _RESERVED - _BARRIERS
+
+
+def shared_bytes(tiling: HopperTiling) -> int:
+    """Return the bytes of two arrays' tiles, of all blocks, and of rows' numbers where blocks have queries."""
+    rows = 2 * tiling.block * ITEM_SIZES["float32"] if tiling.turned else 0
+    fewer = tiling.stages - tiling.second if tiling.second else 0
+    blocks = tiling.stages * (stage_bytes(tiling) + rows) - fewer * tiling.block * tiling.kept(1) * ITEM
+    return int(own_bytes(tiling) + blocks)
+
+
+def bytes_of_one(tiling: HopperTiling) -> int:
+    """Return the same where a program has tiles of one array; another one leaves, from the same memory if as wide."""
+    leaving = not (tiling.wide and tiling.alike)
+    return shared_bytes(tiling) - tiling.rows * tiling.kept(1) * ITEM * (tiling.own - leaving)
+
+
+def is_wide(problem: Problem) -> bool:
+    """Return whether heads are so wide that a program has room for one sum of its rows only."""
+    return max(problem.spec.head_dim, problem.spec.v_head_dim) > 128
+
+
+def is_small(problem: Problem) -> bool:
+    """Return whether heads are so narrow that a program has room for several tiles."""
+    return max(problem.spec.head_dim, problem.spec.v_head_dim) <= 64
+
+
+def parts_of_sums(tiles: int, sharers: int, units: int) -> int:
+    """Return in how many parts to sum up the gradient of a bias with so many tiles, each shared by so many elements.
+
+    By time, in that of a step from one element to the next: a tile's beginning and end take about as long as four, and
+    adding parts together about as long as eight and a fiftieth for each tile.
+    """
+
+    def steps(parts: int) -> float:
+        found = -(-tiles * parts // units) * (-(-sharers // parts) + 4)
+        return found if parts == 1 else found + 8 + tiles * parts / 50
+
+    return min(range(1, min(sharers, max(1, 2 * units // tiles)) + 1), key=steps)

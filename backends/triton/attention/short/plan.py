@@ -1,12 +1,12 @@
-"""The launches of the kernels for short attention, put together once, as those of the general kernels are."""
+"""The launches of the kernels for short attention."""
 
 from __future__ import annotations
 
 from math import prod
 from typing import Any
 
-from einops_fast.attention.spec import AttentionSpec
 from einops_fast.backends.triton.attention.arguments import Strides
+from einops_fast.backends.triton.attention.around.parts_sum import in_parts
 from einops_fast.backends.triton.attention.general.plan import bias_sizes, is_whole, parts_of
 from einops_fast.backends.triton.attention.general.tilings import FEW_QUERIES, power
 from einops_fast.backends.triton.attention.launches import BACKWARD, Launch, Plan, Room, launch
@@ -44,15 +44,12 @@ _REGISTERS = 128
 """Of a thread in the forward kernel, so that as many programs have room. Of gradients, that would spill too many."""
 
 
-def suits_short(spec: AttentionSpec, problem: Problem, units: int, rounds: int = _FORWARD_ROUNDS) -> bool:
-    """Whether all positions fit into one tile, and that takes less time than tiles that follow each other.
+def suits_short(problem: Problem, rounds: int = _FORWARD_ROUNDS) -> bool:
+    """Return whether all positions fit into one tile, and that takes less time than tiles that follow each other.
 
-    Args:
-        spec: what is computed.
-        problem: the same, as the kernels take it.
-        units: multiprocessors of the device.
-        rounds: for each of these, how many elements of more than 64 positions are few.
+    ``rounds``: for each multiprocessor, how many elements of more than 64 positions are few.
     """
+    spec = problem.spec
     if spec.dtype not in _DTYPES or spec.varlen or spec.cache or spec.page_size:
         return False
     if max(spec.head_dim, spec.v_head_dim) > _MOST_FEATURES:
@@ -61,50 +58,44 @@ def suits_short(spec: AttentionSpec, problem: Problem, units: int, rounds: int =
         # One tile has the queries of all heads that share keys.
         return False
     longest = max(spec.q_len, spec.kv_len)
-    return longest <= _FEW or (longest <= _MOST and problem.elements <= rounds * units)
+    return longest <= _FEW or (longest <= _MOST and problem.elements <= rounds * problem.units)
 
 
-def suits_short_backward(spec: AttentionSpec, problem: Problem, units: int) -> bool:
-    """The same of the gradients. Nobody else may add to what a program writes."""
-    summed = problem.strides.d_bias is not None and not is_whole(spec)
+def suits_short_backward(problem: Problem) -> bool:
+    """Return the same of the gradients. Nobody else may add to what a program writes."""
     # Sums take registers.
-    fits = not summed or max(spec.q_len, spec.kv_len) <= _FEW
-    return fits and not problem.features.shared and suits_short(spec, problem, units, _BACKWARD_ROUNDS)
+    fits = not _is_summed(problem) or max(problem.spec.q_len, problem.spec.kv_len) <= _FEW
+    return fits and not problem.features.shared and suits_short(problem, _BACKWARD_ROUNDS)
 
 
-def _sharing(problem: Problem, name: str, enough: int) -> tuple[tuple[int, int], tuple[Any, ...]]:
-    """Divide batch elements that share a bias among programs: the grid, and what the kernels take for it.
-
-    Args:
-        problem: what is computed.
-        name: of the bias or its gradient, if elements share it, else empty: then each program has one element.
-        enough: programs that keep the device busy.
-    """
-    if not name:
-        return (problem.elements, 1), (None, 1, 1)
-    kept, summed = bias_sizes(problem, name)
-    parts = parts_of(prod(kept), prod(summed), enough)
-    sharing = (ANY, *kept[1:]), (ANY, *summed[1:]), contiguous_strides(problem.sizes)
-    return (prod(kept), parts), (sharing, prod(summed), parts)
+def _is_summed(problem: Problem) -> bool:
+    """Return whether the gradient of a bias is a sum over batch elements."""
+    return problem.strides.d_bias is not None and not is_whole(problem.spec)
 
 
 def _is_shared(problem: Problem) -> bool:
-    """Whether batch elements share a bias that it pays to load once for several."""
+    """Return whether batch elements share a bias that it pays to load once for several."""
     return problem.features.bias == (True, True) and prod(bias_sizes(problem, "bias")[1]) > 1
 
 
 def _launch(
-    function: Any,
-    spec: AttentionSpec,
-    problem: Problem,
-    sharing: tuple[tuple[int, int], tuple[Any, ...]],
-    strides: Strides,
-    **others: Any,
-) -> Launch:
-    """Return the launch of a kernel, whose tiles have all positions."""
-    block_m, block_n = power(spec.q_len), power(spec.kv_len)
-    grid, shared = sharing
-    return launch(
+    function: Any, problem: Problem, strides: Strides, sharing: str, enough: int, **others: Any
+) -> tuple[Launch, int]:
+    """Return the launch of a kernel whose tiles have all positions, and in how many parts it goes through the batch.
+
+    Args:
+        sharing: the bias or its gradient, if elements share it, else empty: then each program has one element.
+        enough: programs for each multiprocessor that keep it busy.
+    """
+    block_m, block_n = power(problem.spec.q_len), power(problem.spec.kv_len)
+    grid: tuple[int, int] = problem.elements, 1
+    shared: tuple[Any, ...] = None, 1, 1
+    if sharing:
+        kept, summed = bias_sizes(problem, sharing)
+        parts = parts_of(prod(kept), prod(summed), enough * problem.units)
+        axes = (ANY, *kept[1:]), (ANY, *summed[1:]), contiguous_strides(problem.sizes)
+        grid, shared = (prod(kept), parts), (axes, prod(summed), parts)
+    found = launch(
         function,
         grid,
         (strides, problem.counting, *shared, *problem.runtime(problem.elements, 1)),
@@ -112,33 +103,21 @@ def _launch(
         4 if block_m * block_n <= _FEW * _FEW else 8,
         **others,
     )
+    return found, grid[1]
 
 
-def forward(spec: AttentionSpec, problem: Problem, units: int) -> tuple[Launch, ...]:
-    """Return the launch of a forward call.
-
-    Args:
-        spec: what is computed.
-        problem: the same, as the kernels take it; see :func:`suits_short`.
-        units: multiprocessors of the device.
-    """
-    sharing = _sharing(problem, "bias" if _is_shared(problem) else "", _FORWARD_PROGRAMS * units)
-    strides = problem.strides_of("out")
-    return (_launch(short_forward_kernel, spec, problem, sharing, strides, registers=_REGISTERS),)
+def forward(problem: Problem) -> tuple[Launch, ...]:
+    """Return the launch of a forward call."""
+    sharing, strides = "bias" if _is_shared(problem) else "", problem.strides_of("out")
+    found, _ = _launch(short_forward_kernel, problem, strides, sharing, _FORWARD_PROGRAMS, registers=_REGISTERS)
+    return (found,)
 
 
-def backward(spec: AttentionSpec, problem: Problem, units: int) -> Plan:
-    """Return the plan of a backward call, which writes ``delta`` if there are sinks, whose gradient needs it.
-
-    Args:
-        spec: what was computed.
-        problem: the same, as the kernels take it; see :func:`suits_short_backward`.
-        units: multiprocessors of the device.
-    """
+def backward(problem: Problem) -> Plan:
+    """Return the plan of a backward call, which writes ``delta`` if there are sinks, whose gradient needs it."""
+    spec, summed = problem.spec, _is_summed(problem)
     strides = problem.strides_of("d_out", "dq", "dk", "dv", "d_bias")
-    summed = strides.d_bias is not None and not is_whole(spec)
-    shared = "d_bias" if summed else "bias" if _is_shared(problem) else ""
-    sharing = _sharing(problem, shared, _BACKWARD_PROGRAMS * units)
+    sharing = "d_bias" if summed else "bias" if _is_shared(problem) else ""
     instead: dict[str, str | None] = {"sums": None}
     if summed:
         assert spec.bias is not None
@@ -146,7 +125,7 @@ def backward(spec: AttentionSpec, problem: Problem, units: int) -> Plan:
         instead = {"d_bias": None, "sums": "d_bias"}
     if not spec.sinks:
         instead["delta"] = None
-    found = _launch(short_gradients_kernel, spec, problem, sharing, strides, instead=instead)
+    found, parts = _launch(short_gradients_kernel, problem, strides, sharing, _BACKWARD_PROGRAMS, instead=instead)
     if spec.sinks:
         found = found._replace(rooms=(Room("delta", problem.elements * spec.q_len, accumulator(spec.dtype)),))
-    return Plan(BACKWARD, (found,), bias_parts=sharing[0][1] if summed else 1)
+    return Plan(BACKWARD, in_parts((found,), problem, parts if summed else 1))

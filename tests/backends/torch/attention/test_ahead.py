@@ -1,7 +1,5 @@
 """Kernels of traced calls are compiled while the rest of a program is: what a call asks for is known from its fakes."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -9,23 +7,20 @@ from contextlib import nullcontext
 from typing import Any
 
 import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
-
-from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
-from torch.fx.experimental.symbolic_shapes import ShapeEnv  # noqa: E402
-
-from einops_fast.attention.spec import AttentionSpec  # noqa: E402
-from einops_fast.backends.torch.attention import ahead, runs  # noqa: E402
-from einops_fast.backends.torch.attention.ops import (  # noqa: E402
+from einops_fast.attention.spec import AttentionSpec
+from einops_fast.backends.torch.attention import ahead, runs
+from einops_fast.backends.torch.attention.ops import (
     attention_backward,
     attention_forward,
     constants,
 )
-from einops_fast.backends.triton.launching import rehearsing  # noqa: E402
-from einops_fast.runtime import background  # noqa: E402
-from einops_fast.runtime.plan_cache import clear_plans  # noqa: E402
+from einops_fast.backends.triton.launching import rehearsing
+from einops_fast.runtime import background
+from einops_fast.runtime.plan_cache import clear_plans
 
 SPEC = AttentionSpec((2, 3), (2, 3), (2, 3), (2, 3), 64, 64, 32, 32, "bfloat16", 0.2, causal=True)
 

@@ -1,24 +1,19 @@
 """Whole calls of `attention` by the kernels of this package, on arrays as they are given: again and again, changed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 from unittest import mock
 
 import pytest
+import torch
+from attention_problems import DEVICE, whole_calls
 
-torch: Any = pytest.importorskip("torch")
-pytest.importorskip("triton")
-
-from attention_problems import DEVICE, whole_calls  # noqa: E402
-
-from einops_fast import attention, attention_backend, autotune  # noqa: E402
-from einops_fast.attention import attend  # noqa: E402
-from einops_fast.backends.torch.attention import call as torch_attention  # noqa: E402
-from einops_fast.backends.torch.attention.implementations.triton import Triton  # noqa: E402
-from einops_fast.runtime.tuning import current_mode  # noqa: E402
+from einops_fast import attention, attention_backend, autotune
+from einops_fast.attention import attend
+from einops_fast.backends.torch.attention import call as torch_attention
+from einops_fast.backends.torch.attention.implementations.triton import Triton
+from einops_fast.runtime.tuning import current_mode
 
 Case = tuple[str, tuple[tuple[int, ...], ...], dict[str, Any]]
 

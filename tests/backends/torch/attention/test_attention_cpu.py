@@ -1,23 +1,19 @@
 """What attention on a CPU has beyond torch's function: the log of the denominator, and gradients of all of it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
+from torch.autograd import gradcheck, gradgradcheck
+from torch.utils.checkpoint import checkpoint
 
-torch: Any = pytest.importorskip("torch")
-
-from torch.autograd import gradcheck, gradgradcheck  # noqa: E402
-from torch.utils.checkpoint import checkpoint  # noqa: E402
-
-from einops_fast import attention, attention_backend, explain_attention  # noqa: E402
-from einops_fast.attention import attend  # noqa: E402
-from einops_fast.attention.memory import score_memory  # noqa: E402
-from einops_fast.backends.torch.attention.implementations import cpu  # noqa: E402
-from einops_fast.backends.torch.attention.implementations.cpu_gradients import TRIED  # noqa: E402
-from einops_fast.runtime.plan_cache import clear_plans  # noqa: E402
+from einops_fast import attention, attention_backend, explain_attention
+from einops_fast.attention import attend
+from einops_fast.attention.memory import score_memory
+from einops_fast.backends.torch.attention.implementations import cpu
+from einops_fast.backends.torch.attention.implementations.cpu_gradients import TRIED
+from einops_fast.runtime.plan_cache import clear_plans
 
 if not TRIED:
     pytest.skip("an older torch than its operator was tried with", allow_module_level=True)

@@ -1,17 +1,14 @@
 """torch.export of attention for lengths that are symbols: the graph holds for all, whatever their relation is."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
+import torch
+from torch.export import Dim, export
 
-torch: Any = pytest.importorskip("torch")
-from torch.export import Dim, export  # noqa: E402
-
-from einops_fast import attention  # noqa: E402
-from einops_fast.attention.spec import AttentionSpec  # noqa: E402
-from einops_fast.backends.torch.attention.implementations.sdpa import Efficient, Flash  # noqa: E402
+from einops_fast import attention
+from einops_fast.attention.spec import AttentionSpec
+from einops_fast.backends.torch.attention.implementations.sdpa import Efficient, Flash
 
 CALLS: dict[str, Any] = {
     "bottom_right": lambda q, k: attention(q, k, k, layout="bhsd", causal="bottom_right"),

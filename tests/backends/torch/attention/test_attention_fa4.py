@@ -3,30 +3,26 @@
 Where flash-attn-4 and a GPU are there, they are tested; else a stand-in tests all that is ours.
 """
 
-from __future__ import annotations
-
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
+import fa4_stand_in
 import pytest
+import torch
+from fa4_calls import BR, THD, P, check, made, results
+from torch_operands import whole
 
-torch: Any = pytest.importorskip("torch")
-
-import fa4_stand_in  # noqa: E402
-from fa4_calls import BR, THD, P, check, made, results  # noqa: E402
-from torch_operands import whole  # noqa: E402
-
-from einops_fast import OperandError, attention, attention_backend  # noqa: E402
-from einops_fast.attention import attend, prepare  # noqa: E402
-from einops_fast.attention.choice import choose  # noqa: E402
-from einops_fast.attention.features import feature_table  # noqa: E402
-from einops_fast.attention.registry import implementation  # noqa: E402
-from einops_fast.attention.spec import AttentionSpec  # noqa: E402
-from einops_fast.backends.torch.attention.implementations import devices, fa4, sdpa  # noqa: E402
-from einops_fast.runtime.plan_cache import clear_plans  # noqa: E402
+from einops_fast import OperandError, attention, attention_backend
+from einops_fast.attention import attend, prepare
+from einops_fast.attention.choice import choose
+from einops_fast.attention.features import feature_table
+from einops_fast.attention.registry import implementation
+from einops_fast.attention.spec import AttentionSpec
+from einops_fast.backends.torch.attention.implementations import devices, fa4, sdpa
+from einops_fast.runtime.plan_cache import clear_plans
 
 
 def _there() -> bool:

@@ -1,17 +1,12 @@
 """Derivatives of the kernels, first and second, against differences of results in float64."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
+import torch
+from attention_problems import DEVICE, randn, whole_calls
 
-torch: Any = pytest.importorskip("torch")
-pytest.importorskip("triton")
-
-from attention_problems import DEVICE, randn, whole_calls  # noqa: E402
-
-from einops_fast import attention, attention_backend  # noqa: E402
+from einops_fast import attention, attention_backend
 
 P = "b i h d, b j g d, b j g e -> b i h e"
 CASES: dict[str, dict[str, Any]] = {

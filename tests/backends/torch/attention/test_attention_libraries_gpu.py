@@ -1,15 +1,12 @@
 """Libraries' implementations on a GPU against the reference in float64, over the features that each says it has."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
+import torch
 
-torch: Any = pytest.importorskip("torch")
-
-from einops_fast import attention, attention_backend, patched, profile  # noqa: E402
-from einops_fast.errors import OperandError  # noqa: E402
+from einops_fast import attention, attention_backend, patched, profile
+from einops_fast.errors import OperandError
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 

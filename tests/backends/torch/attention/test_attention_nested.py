@@ -1,15 +1,12 @@
 """Attention of torch's nested tensors: jagged in and out, packed, with patterns of further arrays, in modules."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
+import torch
 from attention_reference import naive
 from nested_tensors import jagged
 
 from einops_fast import OperandError, attention
-
-torch = pytest.importorskip("torch")
 
 
 @pytest.mark.parametrize("transposed", [False, True])

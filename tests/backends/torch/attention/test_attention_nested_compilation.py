@@ -1,18 +1,13 @@
 """Nested tensors under torch.compile, by this package's kernels."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
+import torch
+from attention_problems import DEVICE, randn, whole_calls
+from torch_operands import whole
 
-torch: Any = pytest.importorskip("torch")
-pytest.importorskip("triton")
-
-from attention_problems import DEVICE, randn, whole_calls  # noqa: E402
-from torch_operands import whole  # noqa: E402
-
-from einops_fast import attention, attention_backend, scaled_dot_product_attention  # noqa: E402
+from einops_fast import attention, attention_backend, scaled_dot_product_attention
 
 
 def nested(*shape: int) -> Any:

@@ -1,20 +1,15 @@
 """Gradients of queries, keys and values that are parts of one tensor: they are parts of one, too."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
+from attention_problems import DEVICE, randn, whole_calls
 
-torch: Any = pytest.importorskip("torch")
-pytest.importorskip("triton")
-
-from attention_problems import DEVICE, randn, whole_calls  # noqa: E402
-
-from einops_fast import attention, attention_backend, ops  # noqa: E402
-from einops_fast.attention.packed import apart  # noqa: E402
-from einops_fast.backends.torch.attention.layouts import layout_of, neighbouring  # noqa: E402
+from einops_fast import attention, attention_backend, ops
+from einops_fast.attention.packed import apart
+from einops_fast.backends.torch.attention.layouts import layout_of, neighbouring
 
 ENDS = (0, 4, 9)
 

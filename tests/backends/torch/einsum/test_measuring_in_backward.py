@@ -3,32 +3,25 @@
 Without a GPU, the clock is a stand-in, and kernels are run by Triton's interpreter.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from families import DEVICE, numbers
+from ops_problems import kernels
 
-torch: Any = pytest.importorskip("torch")
-pytest.importorskip("triton")
-
-from families import DEVICE, numbers  # noqa: E402
-from ops_problems import kernels  # noqa: E402
-
-from einops_fast import autotune, fast_einsum, ops  # noqa: E402
-from einops_fast.backends.torch import backend as torch_backend  # noqa: E402
-from einops_fast.backends.torch.ceilings import KERNEL_DTYPES  # noqa: E402
-from einops_fast.backends.torch.memory import TorchMemory  # noqa: E402
-from einops_fast.backends.triton.contraction import candidates  # noqa: E402
-from einops_fast.backends.triton.launching import measuring  # noqa: E402
-from einops_fast.backends.triton.rows import contest  # noqa: E402
-from einops_fast.runtime import measuring as clocks  # noqa: E402
-from einops_fast.runtime.plan_cache import clear_plans  # noqa: E402
-
-pytestmark = pytest.mark.filterwarnings("ignore:(invalid|divide|overflow):RuntimeWarning")
+from einops_fast import autotune, fast_einsum, ops
+from einops_fast.backends.torch import backend as torch_backend
+from einops_fast.backends.torch.ceilings import KERNEL_DTYPES
+from einops_fast.backends.torch.memory import TorchMemory
+from einops_fast.backends.triton.contraction import candidates
+from einops_fast.backends.triton.launching import measuring
+from einops_fast.backends.triton.rows import contest
+from einops_fast.runtime import measuring as clocks
+from einops_fast.runtime.plan_cache import clear_plans
 
 
 @pytest.fixture(autouse=True)

@@ -1,21 +1,16 @@
 """Views that stand for the negative of what is in memory, as ``z.conj().imag`` is: kernels have to get the values."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
+from attention_problems import attention, tiles
+from ops_problems import kernels, leaf, randn
 
-torch: Any = pytest.importorskip("torch")
-pytest.importorskip("triton")
-
-from attention_problems import attention, tiles  # noqa: E402
-from ops_problems import kernels, leaf, randn  # noqa: E402
-
-from einops_fast import ops  # noqa: E402
-from einops_fast.attention.spec import AttentionInputs  # noqa: E402
-from einops_fast.backends.torch.attention.call import triton_attention  # noqa: E402
+from einops_fast import ops
+from einops_fast.attention.spec import AttentionInputs
+from einops_fast.backends.torch.attention.call import triton_attention
 
 
 def negated(values: Any) -> Any:

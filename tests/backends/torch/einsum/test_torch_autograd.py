@@ -3,32 +3,28 @@
 Tests that could turn out otherwise on a GPU take a ``device``; `pytest -m gpu` runs those on CUDA.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import pytest
+import torch
 from equations import WAYS, cases, contractions, preferring
 from equations import operands as numpy_operands
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.autograd import forward_ad, gradcheck, gradgradcheck
+from torch.autograd.graph import saved_tensors_hooks
+from torch.func import grad, hessian, jvp, vjp, vmap
 from torch_operands import EQUATIONS, LARGE, LAYOUTS, Einsum, tensors, terms_of
 
 from einops_fast import contract_expression, explain, fast_einsum, patched
+from einops_fast.backends.torch.einsum import autograd
 from einops_fast.planning.notation import parse
 from einops_fast.planning.plan import make_plan
 from einops_fast.planning.target import Numerics, Operand
 from einops_fast.runtime.plan_cache import clear_plans
-
-torch = pytest.importorskip("torch")
-from torch.autograd import forward_ad, gradcheck, gradgradcheck  # noqa: E402
-from torch.autograd.graph import saved_tensors_hooks  # noqa: E402
-from torch.func import grad, hessian, jvp, vjp, vmap  # noqa: E402
-
-from einops_fast.backends.torch.einsum import autograd  # noqa: E402
 
 # ---- derivatives
 

@@ -1,19 +1,15 @@
 """Sums of products of torch's tensors on a CPU where the operands lie along different axes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
+import torch
 
 from einops_fast import explain, fast_einsum, patched
+from einops_fast.backends.torch.einsum import blocks as torch_blocks
+from einops_fast.backends.torch.einsum.lines import sum_by_lines
 from einops_fast.planning.steps import Multiply
 from einops_fast.runtime.plan_cache import clear_plans
-
-torch: Any = pytest.importorskip("torch")
-
-from einops_fast.backends.torch.einsum import blocks as torch_blocks  # noqa: E402
-from einops_fast.backends.torch.einsum.lines import sum_by_lines  # noqa: E402
 
 CROSSED = [
     ("ij,ji->", (300, 260), (260, 300)),

@@ -1,7 +1,5 @@
 """The attention kernels go through Triton's compiler, with the default tiles, for GPUs that needn't be here."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,25 +1,21 @@
 """Hopper's own kernel for few queries: on such a GPU, or, where there is none, its source executed by NumPy."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 from unittest import mock
 
 import pytest
+import torch
 from attention_oracle import oracle
 from attention_problems import DEVICE, Poisoned, attention, check, hopper_calls, needs_hopper, randn, rms, run
+from gluon_on_cpu import hopper_on_cpu
 
-torch: Any = pytest.importorskip("torch")
-
-from gluon_on_cpu import hopper_on_cpu  # noqa: E402
-
-from einops_fast.attention.spec import AttentionInputs, AttentionSpec  # noqa: E402
-from einops_fast.backends.torch.attention import call as torch_attention  # noqa: E402
-from einops_fast.backends.torch.attention import runs as torch_attention_runs  # noqa: E402
-from einops_fast.backends.triton.attention import plan as attention_plan  # noqa: E402
-from einops_fast.backends.triton.attention.decode import plan as hopper_decode_plan  # noqa: E402
+from einops_fast.attention.spec import AttentionInputs, AttentionSpec
+from einops_fast.backends.torch.attention import call as torch_attention
+from einops_fast.backends.torch.attention import runs as torch_attention_runs
+from einops_fast.backends.triton.attention import plan as attention_plan
+from einops_fast.backends.triton.attention.decode import plan as hopper_decode_plan
 
 ON_GPU = DEVICE == "cuda"
 

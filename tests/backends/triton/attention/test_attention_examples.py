@@ -1,7 +1,5 @@
 """The attention kernels with features, sizes and gradients as they come, against float64."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any

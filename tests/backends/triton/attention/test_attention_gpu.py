@@ -1,19 +1,16 @@
 """The attention kernels where only a GPU can show it: half precision at full size, graphs, huge arrays."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import torch
 from attention_oracle import oracle
 from attention_problems import attention, check_low_precision, leaves, randn, rms, run
+from graphs import captured
 
 from einops_fast.attention.spec import AttentionInputs
 from einops_fast.backends.torch.attention import call as torch_attention
-
-torch: Any = pytest.importorskip("torch")
-from graphs import captured  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 

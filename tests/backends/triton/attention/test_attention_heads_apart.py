@@ -1,14 +1,9 @@
 """Gradients of keys that several heads share: each head's of its own, and then summed up, where that pays."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
 from attention_problems import attention, check
-
-pytest.importorskip("torch")
-pytest.importorskip("triton")
 
 from einops_fast.attention.spec import AttentionSpec
 from einops_fast.backends.torch.attention import gradients as torch_attention_gradients

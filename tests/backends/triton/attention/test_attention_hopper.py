@@ -1,21 +1,18 @@
 """Hopper's own attention kernels: they aren't interpreted, so all that runs them needs such a GPU."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
 import pytest
+import torch
 from attention_problems import attention, check_low_precision, hide_ends, hopper_calls, needs_hopper, randn, run
 
-torch: Any = pytest.importorskip("torch")
-
-from einops_fast.attention.spec import AttentionInputs, AttentionSpec  # noqa: E402
-from einops_fast.backends.torch.attention import gradients as torch_attention_gradients  # noqa: E402
-from einops_fast.backends.triton.attention.around import copyable, mask_bounds  # noqa: E402
-from einops_fast.backends.triton.attention.hopper import plan as hopper_plan  # noqa: E402
+from einops_fast.attention.spec import AttentionInputs, AttentionSpec
+from einops_fast.backends.torch.attention import gradients as torch_attention_gradients
+from einops_fast.backends.triton.attention.around import copyable, mask_bounds
+from einops_fast.backends.triton.attention.hopper import plan as hopper_plan
 
 pytestmark = needs_hopper
 

@@ -1,31 +1,22 @@
 """Which tiles Hopper's attention kernels have, and that there is room for them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
 
-torch: Any = pytest.importorskip("torch")
-pytest.importorskip("triton")
-
-from einops_fast.attention.spec import AttentionSpec  # noqa: E402
-from einops_fast.backends.triton.attention.hopper.shapes import (  # noqa: E402
+from einops_fast.attention.spec import AttentionSpec
+from einops_fast.backends.triton.attention.hopper.tiles import HopperTiling
+from einops_fast.backends.triton.attention.hopper.tilings import (
     Shape,
     bytes_of_one,
     fitting,
-    shared_bytes,
-)
-from einops_fast.backends.triton.attention.hopper.tiles import HopperTiling  # noqa: E402
-from einops_fast.backends.triton.attention.hopper.tilings import (  # noqa: E402
     forward_shapes,
     keys_shapes,
     queries_shapes,
+    shared_bytes,
 )
-from einops_fast.backends.triton.attention.problem import Problem, problem  # noqa: E402
-from einops_fast.planning.layout import contiguous_strides  # noqa: E402
-
-UNITS = 132
+from einops_fast.backends.triton.attention.problem import Layout, Problem, problem
+from einops_fast.planning.layout import contiguous_strides
 
 REGISTERS = 1 << 16
 
@@ -33,7 +24,7 @@ SHARED = 228 << 10
 """Bytes of a multiprocessor; each program loses 1024 of them."""
 
 
-def planned(heads: int, length: int, features: int, **options: Any) -> tuple[AttentionSpec, Problem]:
+def planned(heads: int, length: int, features: int, **options: Any) -> Problem:
     """Attention of equal lengths, in C order; ``added`` names what has all positions."""
     added = options.pop("added", ())
     scores = dict.fromkeys(added, (1, length, length))
@@ -42,8 +33,8 @@ def planned(heads: int, length: int, features: int, **options: Any) -> tuple[Att
         batch, batch, batch, batch, length, length, features, features, "float16", 0.1, **scores, **options
     )
     shapes = dict.fromkeys(("q", "k", "v", "out", "d_out", "dq", "dk", "dv"), (heads, length, features)) | scores
-    layouts = {name: (shape, contiguous_strides(shape)) for name, shape in shapes.items()}
-    return spec, problem(spec, layouts, "ieee", False)
+    layouts = {name: Layout(shape, contiguous_strides(shape), "float16") for name, shape in shapes.items()}
+    return problem(spec, layouts, ((9, 0), 132))
 
 
 def with_result(tiling: HopperTiling) -> int:
@@ -51,8 +42,8 @@ def with_result(tiling: HopperTiling) -> int:
     return shared_bytes(tiling) + 2 * tiling.rows * tiling.kept(0)
 
 
-def forward(spec: AttentionSpec, given: Problem) -> HopperTiling:
-    return fitting(given, "float16", forward_shapes(spec, given, UNITS), spec.kv_len, bytes_of_one)
+def forward(given: Problem) -> HopperTiling:
+    return fitting(given, forward_shapes(given), given.spec.kv_len, bytes_of_one)
 
 
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": (64, 64)}, {"softcap": 5.0}])
@@ -65,12 +56,12 @@ def test_programs_that_share_a_multiprocessor_have_room(
     if added and features > 128:
         pytest.skip("has no kernel")
     for length in (40, 80, 144, 200, 256, 320, 512, 600, 1024, 2048, 4096):
-        spec, given = planned(heads, length, features, added=added, **options)
-        tilings = [(forward(spec, given), bytes_of_one)]
+        given = planned(heads, length, features, added=added, **options)
+        tilings = [(forward(given), bytes_of_one)]
         if features <= 128:
-            keys = fitting(given, "float16", keys_shapes(spec, given), length, shared_bytes, turned=True)
+            keys = fitting(given, keys_shapes(given), length, shared_bytes, turned=True)
             tilings.append((keys, shared_bytes))
-            queries = fitting(given, "float16", queries_shapes(spec, given), length, with_result)
+            queries = fitting(given, queries_shapes(given), length, with_result)
             tilings.append((queries, with_result))
         for tiling, size in tilings:
             assert tiling.programs * (size(tiling) + 2048) <= SHARED
@@ -107,14 +98,14 @@ def test_programs_that_share_a_multiprocessor_have_room(
 def test_tiles_of_the_forward_kernel(
     heads: int, length: int, features: int, options: dict[str, Any], groups: int
 ) -> None:
-    assert forward(*planned(heads, length, features, **options)).groups == groups
+    assert forward(planned(heads, length, features, **options)).groups == groups
 
 
 @pytest.mark.parametrize("added", [(), ("bias",)])
 def test_tiles_of_the_kernels_for_gradients(added: tuple[str, ...]) -> None:
     narrow, wide = (planned(64, 200, features, added=added) for features in (32, 64))
-    assert keys_shapes(*narrow)[0].programs == 3
-    assert keys_shapes(*wide)[0] == (Shape(2, 64, 4, 2) if added else Shape(1, 64, 4, 2, programs=2))
-    assert queries_shapes(*narrow)[0].programs == 3
-    assert queries_shapes(*wide)[0].programs == 2
-    assert queries_shapes(*planned(64, 512, 64, added=added))[0].groups == (1 if added else 2)
+    assert keys_shapes(narrow)[0].programs == 3
+    assert keys_shapes(wide)[0] == (Shape(2, 64, 4, 2) if added else Shape(1, 64, 4, 2, programs=2))
+    assert queries_shapes(narrow)[0].programs == 3
+    assert queries_shapes(wide)[0].programs == 2
+    assert queries_shapes(planned(64, 512, 64, added=added))[0].groups == (1 if added else 2)

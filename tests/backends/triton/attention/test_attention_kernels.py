@@ -1,7 +1,5 @@
 """The attention kernels against float64: on a GPU, or in Triton's interpreter where there is none."""
 
-from __future__ import annotations
-
 import pytest
 from attention_features import FEATURES
 from attention_problems import attention, check, tiles

@@ -1,17 +1,14 @@
 """What a plan of attention's kernels launches, with which arrays: no kernel runs here."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-pytest.importorskip("triton")
-
 from einops_fast.backends.triton.attention.arguments import Extras
 from einops_fast.backends.triton.attention.around.row_copies import RowCopies
 from einops_fast.backends.triton.attention.launches import BACKWARD, FORWARD, Launch, Plan, Room, renamed
+from einops_fast.backends.triton.attention.problem import Layout
 
 EXTRAS = Extras(bias="bias", mask="mask")
 
@@ -84,16 +81,15 @@ def test_what_is_launched_otherwise(queued: bool, ran: list[Any]) -> None:
 def test_gradients_and_delta(ran: list[Any]) -> None:
     deltas = Launch(kernel(ran, "delta"), ("d_out", "d_lse", "delta"), (Room("delta", 5),))
     keys = Launch(kernel(ran, "keys"), ("dk", "dv", "d_bias", "delta"))
-    plan = Plan(BACKWARD, (deltas, keys), bias_parts=3)
+    plan = Plan(BACKWARD, (deltas, keys))
     assert plan.run(Rooms(), 0, *ARRAYS, "d_out", None, None, "dk", "dv", "d_bias") == "5 float32"
     assert ran == [("delta", ("d_out", None, "5 float32")), ("keys", ("dk", "dv", "d_bias", "5 float32"))]
-    assert plan.bias_parts == 3
 
 
 def test_launches_on_copies(ran: list[Any]) -> None:
     """Copies go in before and out after; extras have theirs, one by one and together."""
-    layout = (2, 3, 5), (15, 5, 1)
-    copies = RowCopies({"k": (layout, "float16"), "out": (layout, "float16"), "mask": (layout, "bool")})
+    layout = Layout((2, 3, 5), (15, 5, 1), "float16")
+    copies = RowCopies({"k": layout, "out": layout, "mask": layout._replace(dtype="bool")})
     other = Launch(kernel(ran, "other"), ("k", "extras"))
     launches = copies.around((Launch(kernel(ran, "hopper", False), ("q", "k", "mask"), otherwise=(other,)),), ("out",))
     into, hopper, back = launches

@@ -1,19 +1,16 @@
 """Attention on operands of any shape and layout: sizes of heads, axes that operands lack, strides, orders."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import permutations
 from typing import Any
 
 import pytest
+import torch
 from attention_problems import DEVICE, attention, check, leaves, randn, run, tiles
 
 from einops_fast.attention.spec import AttentionInputs
 from einops_fast.backends.torch.attention import call as torch_attention
-
-torch: Any = pytest.importorskip("torch")
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,15 @@
 """Attention on sequences of several lengths: packed, cached, in pages; few queries; none at all."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
 import pytest
+import torch
 from attention_problems import DEVICE, SMALL, attention, check, randn, run, tiles
 
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
-
-torch: Any = pytest.importorskip("torch")
 
 
 def packed(

@@ -1,23 +1,18 @@
 """Biases so low that they stand for masks: of a row that sees nothing else, all keys weigh the same."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any
 from unittest import mock
 
 import pytest
+import torch
+from attention_problems import DEVICE, SMALL, attention, needs_hopper, run, tiles
+from attention_problems import hopper_calls as on_hopper
 
-torch: Any = pytest.importorskip("torch")
-pytest.importorskip("triton")
-
-from attention_problems import DEVICE, SMALL, attention, needs_hopper, run, tiles  # noqa: E402
-from attention_problems import hopper_calls as on_hopper  # noqa: E402
-
-from einops_fast.attention.reference import Math  # noqa: E402
-from einops_fast.attention.spec import AttentionInputs  # noqa: E402
-from einops_fast.backends.torch.attention import runs as torch_attention_runs  # noqa: E402
+from einops_fast.attention.reference import Math
+from einops_fast.attention.spec import AttentionInputs
+from einops_fast.backends.torch.attention import runs as torch_attention_runs
 
 LOW = {"float32": (-1e9, -1e30, torch.finfo(torch.float32).min), "float64": (-1e30, torch.finfo(torch.float64).min)}
 

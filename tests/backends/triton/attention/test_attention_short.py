@@ -1,20 +1,17 @@
 """The kernels that have all positions of short attention at once, against float64 and with poisoned memory."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
 import pytest
+import torch
 from attention_features import FEATURES
 from attention_problems import DEVICE, Poisoned, attention, check, check_low_precision, randn, run, tiles
 
-torch: Any = pytest.importorskip("torch")
-
-from einops_fast.backends.torch.attention import runs as torch_attention_runs  # noqa: E402
-from einops_fast.backends.triton.attention.short import plan as short_plan  # noqa: E402
-from einops_fast.backends.triton.launching.kernel_call import KernelCall  # noqa: E402
+from einops_fast.backends.torch.attention import runs as torch_attention_runs
+from einops_fast.backends.triton.attention.short import plan as short_plan
+from einops_fast.backends.triton.launching.kernel_call import KernelCall
 
 
 @pytest.fixture(autouse=True)

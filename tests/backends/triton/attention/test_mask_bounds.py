@@ -1,32 +1,27 @@
 """How far masks show something, which tells Hopper's attention kernels what to leave out."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 from unittest import mock
 
 import pytest
+import torch
 from attention_problems import DEVICE, Poisoned, attention
 
-torch: Any = pytest.importorskip("torch")
-pytest.importorskip("triton")
-
-from einops_fast.attention.spec import AttentionSpec  # noqa: E402
-from einops_fast.backends.triton.attention.around import mask_bounds  # noqa: E402
-from einops_fast.backends.triton.attention.around.mask_bounds import is_bounded  # noqa: E402
-from einops_fast.backends.triton.attention.hopper.shapes import bytes_of_one, fitting  # noqa: E402
-from einops_fast.backends.triton.attention.hopper.tiles import HopperTiling  # noqa: E402
-from einops_fast.backends.triton.attention.hopper.tilings import forward_shapes  # noqa: E402
-from einops_fast.backends.triton.attention.problem import Problem, problem  # noqa: E402
+from einops_fast.attention.spec import AttentionSpec
+from einops_fast.backends.triton.attention.around import mask_bounds
+from einops_fast.backends.triton.attention.around.mask_bounds import is_bounded
+from einops_fast.backends.triton.attention.hopper.tiles import HopperTiling
+from einops_fast.backends.triton.attention.hopper.tilings import bytes_of_one, fitting, forward_shapes
+from einops_fast.backends.triton.attention.problem import Layout, Problem, problem
 
 SHAPES = [(2, 3, 200, 500), (2, 1, 200, 500), (1, 1, 200, 500), (2, 1, 1, 500), (1, 3, 200, 1), (1, 1, 1, 1)]
 
 
-def planned(mask: Any, **options: Any) -> tuple[AttentionSpec, Problem, HopperTiling]:
+def planned(mask: Any, **options: Any) -> tuple[Problem, HopperTiling]:
     spec, _ = attention(**{"batch": (2, 3), "q_len": 200, "kv_len": 500, "mask": tuple(mask.shape)} | options)
-    given = problem(spec, {**operands(spec), "mask": (mask.shape, mask.stride())}, "ieee", False)
-    return spec, given, fitting(given, "", forward_shapes(spec, given, 132), spec.kv_len, bytes_of_one)
+    given = problem(spec, {**operands(spec), "mask": Layout(mask.shape, mask.stride(), "bool")}, ((9, 0), 132))
+    return given, fitting(given, forward_shapes(given), spec.kv_len, bytes_of_one)
 
 
 def operands(spec: AttentionSpec) -> dict[str, Any]:
@@ -36,7 +31,7 @@ def operands(spec: AttentionSpec) -> dict[str, Any]:
         "k": (*spec.k_batch, spec.kv_len, spec.head_dim),
         "v": (*spec.k_batch, spec.kv_len, spec.v_head_dim),
     }
-    return {name: (shape, torch.empty(shape, device="meta").stride()) for name, shape in shapes.items()}
+    return {name: Layout(shape, torch.empty(shape, device="meta").stride()) for name, shape in shapes.items()}
 
 
 @pytest.mark.parametrize("turned", [False, True])
@@ -51,9 +46,9 @@ def test_bounds(shape: tuple[int, ...], moved: bool, turned: bool) -> None:
     if moved:
         mask = mask.mT.contiguous().mT
     mask = mask.to(DEVICE)
-    spec, given, tiling = planned(mask)
+    given, tiling = planned(mask)
     tiling = replace(tiling, turned=turned)
-    launch, places = mask_bounds.mask_bounds(spec, given, tiling)
+    launch, places = mask_bounds.mask_bounds(given, tiling)
     (room,) = launch.rooms
     found = Poisoned().workspace(mask, room.elements, room.dtype)
     launch.call(Poisoned(), 0, mask, found)
@@ -69,11 +64,11 @@ def test_bounds(shape: tuple[int, ...], moved: bool, turned: bool) -> None:
 
 
 def test_small_problems_and_shared_keys_have_none() -> None:
-    spec, given, tiling = planned(torch.ones(2, 1, 1, 500, dtype=torch.bool))
-    assert not is_bounded(spec, given, tiling)
+    given, tiling = planned(torch.ones(2, 1, 1, 500, dtype=torch.bool))
+    assert not is_bounded(given, tiling)
     with mock.patch.object(mask_bounds, "_WORTH", 0):
-        assert is_bounded(spec, given, tiling)
-        assert not is_bounded(spec, given, replace(tiling, mask=None))
-        assert not is_bounded(spec, given, replace(tiling, d_bias=True))
-        assert is_bounded(spec, given, replace(tiling, grouped=True))
-        assert not is_bounded(spec, given, replace(tiling, grouped=True, turned=True))
+        assert is_bounded(given, tiling)
+        assert not is_bounded(given, replace(tiling, mask=None))
+        assert not is_bounded(given, replace(tiling, d_bias=True))
+        assert is_bounded(given, replace(tiling, grouped=True))
+        assert not is_bounded(given, replace(tiling, grouped=True, turned=True))

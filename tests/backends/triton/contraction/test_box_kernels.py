@@ -1,29 +1,24 @@
 """The contraction kernel that has boxes copied by the hardware: on Hopper, and its source on a CPU."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from fused_steps import ON, fused_step
+from gluon_on_cpu import boxes_on_cpu
+from kernel_problems import check
+from kernel_tensors import DEVICE, MEMORY
 
-torch: Any = pytest.importorskip("torch")
-pytest.importorskip("triton")
-
-from gluon_on_cpu import boxes_on_cpu  # noqa: E402
-from kernel_problems import check  # noqa: E402
-from kernel_tensors import DEVICE, MEMORY  # noqa: E402
-
-from einops_fast.backends.triton.contraction import candidates  # noqa: E402
-from einops_fast.backends.triton.contraction.boxes.tilings import tilings  # noqa: E402
-from einops_fast.backends.triton.contraction.candidates import kernel_candidates  # noqa: E402
-from einops_fast.backends.triton.contraction.problems import Contraction, problem  # noqa: E402
-from einops_fast.backends.triton.contraction.ways import BoxCandidate  # noqa: E402
-from einops_fast.backends.triton.device.tiling import Axis  # noqa: E402
-from einops_fast.backends.triton.launching.launch import copies_boxes  # noqa: E402
-from einops_fast.planning.layout import contiguous_strides  # noqa: E402
+from einops_fast.backends.triton.contraction import candidates
+from einops_fast.backends.triton.contraction.boxes.tilings import tilings
+from einops_fast.backends.triton.contraction.candidates import kernel_candidates
+from einops_fast.backends.triton.contraction.problems import Contraction, problem
+from einops_fast.backends.triton.contraction.ways import BoxCandidate
+from einops_fast.backends.triton.device.tiling import Axis
+from einops_fast.backends.triton.launching.launch import copies_boxes
+from einops_fast.planning.layout import contiguous_strides
 
 on_hopper = pytest.mark.skipif(DEVICE == "cpu" or not copies_boxes(), reason="needs a Hopper GPU")
 

@@ -1,25 +1,20 @@
 """The contraction kernel by threads, executed by NumPy: what it computes, whatever the tiles."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
+import torch
 from fused_steps import ON, fused_step
+from gluon_on_cpu import by_threads_on_cpu
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
-
-from gluon_on_cpu import by_threads_on_cpu  # noqa: E402
-
-from einops_fast.backends.triton.contraction.problems import (  # noqa: E402
+from einops_fast.backends.triton.contraction.problems import (
     Contraction,
     layouts,
     problem,
 )
-from einops_fast.backends.triton.contraction.threads.tiles import FmaTiling  # noqa: E402
-from einops_fast.backends.triton.contraction.threads.tilings import tiling_of, tilings  # noqa: E402
-from einops_fast.backends.triton.launching.launch import interpreted  # noqa: E402
+from einops_fast.backends.triton.contraction.threads.tiles import FmaTiling
+from einops_fast.backends.triton.contraction.threads.tilings import tiling_of, tilings
+from einops_fast.backends.triton.launching.launch import interpreted
 
 
 def numbers(*shape: int) -> torch.Tensor:

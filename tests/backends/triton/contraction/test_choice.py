@@ -1,29 +1,23 @@
 """How a way to run a step is chosen: by prediction, by measurement, from disk."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from fake_memory import FakeMemory
 
+from einops_fast.backends.memory import Memory
+from einops_fast.backends.triton.contraction import candidates as module
+from einops_fast.backends.triton.contraction import choice as choice_module
+from einops_fast.backends.triton.contraction.choice import Choice, chosen_run
+from einops_fast.backends.triton.contraction.library import Candidate, LibraryCalls
+from einops_fast.planning.epilogue import Epilogue
+from einops_fast.planning.steps import Fused, Loop
 from einops_fast.runtime import disk_cache, tiers
 from einops_fast.runtime import measuring as clocks
-
-pytest.importorskip("triton")
-torch: Any = pytest.importorskip("torch")
-
-from fake_memory import FakeMemory  # noqa: E402
-
-from einops_fast.backends.memory import Memory  # noqa: E402
-from einops_fast.backends.triton.contraction import candidates as module  # noqa: E402
-from einops_fast.backends.triton.contraction import choice as choice_module  # noqa: E402
-from einops_fast.backends.triton.contraction.choice import Choice, chosen_run  # noqa: E402
-from einops_fast.backends.triton.contraction.library import Candidate, LibraryCalls  # noqa: E402
-from einops_fast.planning.epilogue import Epilogue  # noqa: E402
-from einops_fast.planning.steps import Fused, Loop  # noqa: E402
-from einops_fast.runtime.plan_cache import clear_plans  # noqa: E402
+from einops_fast.runtime.plan_cache import clear_plans
 
 
 class TimedMemory(FakeMemory):

@@ -1,7 +1,5 @@
 """The kernels go through Triton's compiler, for GPUs that needn't be here: its interpreter forgives more."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """From an equation to our own kernels, whatever is drawn: on a GPU, or in Triton's interpreter without one."""
 
-from __future__ import annotations
-
 import itertools
 import random
 import threading
@@ -12,26 +10,23 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from equations import Case, cases, contractions, expected, operands, preferring
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kernel_tensors import DEVICE, decided
+from torch.autograd import gradcheck, gradgradcheck
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from einops_fast import ShapeError, autotune, contract_expression, explain, fast_einsum, metrics
 from einops_fast.backends import get_backend
+from einops_fast.backends.gpus import gpu_ceilings
+from einops_fast.backends.triton.contraction import choice as choice_module
+from einops_fast.backends.triton.contraction.candidates import kernel_candidates
+from einops_fast.backends.triton.contraction.choice import StepProblem
 from einops_fast.einsum import plan_call
 from einops_fast.planning.notation import parse
 from einops_fast.runtime.plan_cache import clear_plans
-
-torch: Any = pytest.importorskip("torch")
-pytest.importorskip("triton")
-from kernel_tensors import DEVICE, decided  # noqa: E402
-from torch.autograd import gradcheck, gradgradcheck  # noqa: E402
-from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
-
-from einops_fast.backends.gpus import gpu_ceilings  # noqa: E402
-from einops_fast.backends.triton.contraction import choice as choice_module  # noqa: E402
-from einops_fast.backends.triton.contraction.candidates import kernel_candidates  # noqa: E402
-from einops_fast.backends.triton.contraction.choice import StepProblem  # noqa: E402
 
 EXAMPLES = 16 if DEVICE == "cuda" else 50
 """Of each dtype. The interpreter takes milliseconds for each program, the compiler half a second for each kernel."""

@@ -1,19 +1,14 @@
 """Every kind of kernel that contracts is a candidate for a problem, and computes it: the same bits at every run."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
-
-torch: Any = pytest.importorskip("torch")
-pytest.importorskip("triton")
-
-from families import DEVICE, FAMILIES, SIZES, allowed, error_of, everywhere, executed, parametrized  # noqa: E402
-from fused_steps import fused_step  # noqa: E402
-from kernel_tensors import MEMORY  # noqa: E402
+import torch
+from families import DEVICE, FAMILIES, SIZES, allowed, error_of, everywhere, executed, parametrized
+from fused_steps import fused_step
+from kernel_tensors import MEMORY
 
 
 @pytest.mark.parametrize("large", [False, True])

@@ -1,19 +1,15 @@
 """Which of two kernels begins while the other one ends."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
+import torch
 from fused_steps import ON, fused_step
 
-torch: Any = pytest.importorskip("torch")
-pytest.importorskip("triton")
-
-from einops_fast.backends.triton.contraction import ways as ways_to_run  # noqa: E402
-from einops_fast.backends.triton.contraction.candidates import kernel_candidates  # noqa: E402
-from einops_fast.backends.triton.contraction.chain.kernel import ChainTiling  # noqa: E402
-from einops_fast.backends.triton.contraction.ways import CopyCandidate, KernelCandidate  # noqa: E402
+from einops_fast.backends.triton.contraction import ways as ways_to_run
+from einops_fast.backends.triton.contraction.candidates import kernel_candidates
+from einops_fast.backends.triton.contraction.chain.kernel import ChainTiling
+from einops_fast.backends.triton.contraction.ways import CopyCandidate, KernelCandidate
 
 
 @pytest.fixture(params=[False, True])

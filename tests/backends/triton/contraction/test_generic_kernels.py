@@ -1,29 +1,24 @@
 """Kernels that are told sizes and strides when they run: right for all layouts, and few for many lengths."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from compiling import FINISH, printed
 from fused_steps import KERNEL_DTYPES, ON, fused_step
+from kernel_problems import LAYOUTS, LOOPS, MATRICES, check
+from kernel_tensors import MEMORY, randn
 
-torch: Any = pytest.importorskip("torch")
-pytest.importorskip("triton")
-
-from kernel_problems import LAYOUTS, LOOPS, MATRICES, check  # noqa: E402
-from kernel_tensors import MEMORY, randn  # noqa: E402
-
-from einops_fast.backends.triton.contraction.candidates import kernel_candidate, kernel_candidates  # noqa: E402
-from einops_fast.backends.triton.contraction.choice import Choice, StepProblem  # noqa: E402
-from einops_fast.backends.triton.contraction.generic import generic_kernel  # noqa: E402
-from einops_fast.backends.triton.contraction.launch import GENERIC  # noqa: E402
-from einops_fast.backends.triton.contraction.problems import Contraction, Reduction  # noqa: E402
-from einops_fast.backends.triton.contraction.ways import KernelCandidate  # noqa: E402
-from einops_fast.backends.triton.device.generic import generic  # noqa: E402
-from einops_fast.planning.epilogue import Epilogue  # noqa: E402
+from einops_fast.backends.triton.contraction.candidates import kernel_candidate, kernel_candidates
+from einops_fast.backends.triton.contraction.choice import Choice, StepProblem
+from einops_fast.backends.triton.contraction.generic import generic_kernel
+from einops_fast.backends.triton.contraction.launch import GENERIC
+from einops_fast.backends.triton.contraction.problems import Contraction, Reduction
+from einops_fast.backends.triton.contraction.ways import KernelCandidate
+from einops_fast.backends.triton.device.generic import generic
+from einops_fast.planning.epilogue import Epilogue
 
 Shapes = Sequence[tuple[int, ...]]
 

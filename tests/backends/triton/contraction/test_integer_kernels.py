@@ -1,32 +1,27 @@
 """Our own kernels on integers: exactly what NumPy's einsum gives in the same dtype, where numbers wrap around, too."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from families import error_of, numbers
 from fused_steps import INTEGERS, ON, fused_step
+from kernel_problems import LOOPS, MATRICES
+from kernel_tensors import MEMORY, decided
 
-torch: Any = pytest.importorskip("torch")
-pytest.importorskip("triton")
-
-from families import error_of, numbers  # noqa: E402
-from kernel_problems import LOOPS, MATRICES  # noqa: E402
-from kernel_tensors import MEMORY, decided  # noqa: E402
-
-from einops_fast import explain, fast_einsum  # noqa: E402
-from einops_fast.backends.torch import backend as torch_backend  # noqa: E402
-from einops_fast.backends.torch.ceilings import KERNEL_DTYPES  # noqa: E402
-from einops_fast.backends.triton.contraction import choice as choice_module  # noqa: E402
-from einops_fast.backends.triton.contraction.candidates import kernel_candidates  # noqa: E402
-from einops_fast.planning.layout import contiguous_strides  # noqa: E402
-from einops_fast.planning.notation import parse  # noqa: E402
-from einops_fast.planning.plan import make_plan  # noqa: E402
-from einops_fast.planning.steps import Fused, Multiply  # noqa: E402
-from einops_fast.planning.target import Numerics, Operand, Target  # noqa: E402
-from einops_fast.runtime.plan_cache import clear_plans  # noqa: E402
+from einops_fast import explain, fast_einsum
+from einops_fast.backends.torch import backend as torch_backend
+from einops_fast.backends.torch.ceilings import KERNEL_DTYPES
+from einops_fast.backends.triton.contraction import choice as choice_module
+from einops_fast.backends.triton.contraction.candidates import kernel_candidates
+from einops_fast.planning.layout import contiguous_strides
+from einops_fast.planning.notation import parse
+from einops_fast.planning.plan import make_plan
+from einops_fast.planning.steps import Fused, Multiply
+from einops_fast.planning.target import Numerics, Operand, Target
+from einops_fast.runtime.plan_cache import clear_plans
 
 CASES = [case for case in (*MATRICES[:12], *LOOPS[2:13]) if len(case) > 2]
 

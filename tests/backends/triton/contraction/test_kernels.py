@@ -1,7 +1,5 @@
 """Our own kernels against float64, every tiling: on a GPU, or in Triton's interpreter where there is none."""
 
-from __future__ import annotations
-
 import random
 import zlib
 from collections.abc import Sequence
@@ -10,30 +8,26 @@ from itertools import permutations
 from typing import Any
 
 import pytest
+import torch
 from fused_steps import KERNEL_DTYPES, ON, fused_step
+from kernel_problems import LAYOUTS, LOOPS, MATRICES, check, sliced
+from kernel_tensors import DEVICE, MEMORY, Poisoned, randn
 
-from einops_fast.planning.steps import Arrange, Fused, Loop
-
-torch: Any = pytest.importorskip("torch")
-pytest.importorskip("triton")
-
-from kernel_problems import LAYOUTS, LOOPS, MATRICES, check, sliced  # noqa: E402
-from kernel_tensors import DEVICE, MEMORY, Poisoned, randn  # noqa: E402
-
-from einops_fast.backends.triton.contraction import candidates  # noqa: E402
-from einops_fast.backends.triton.contraction.candidates import kernel_candidate, kernel_candidates  # noqa: E402
-from einops_fast.backends.triton.contraction.copies import with_copies  # noqa: E402
-from einops_fast.backends.triton.contraction.loops.kernel import ReductionTiling  # noqa: E402
-from einops_fast.backends.triton.contraction.pointers.kernel import ContractionTiling  # noqa: E402
-from einops_fast.backends.triton.contraction.problems import (  # noqa: E402
+from einops_fast.backends.triton.contraction import candidates
+from einops_fast.backends.triton.contraction.candidates import kernel_candidate, kernel_candidates
+from einops_fast.backends.triton.contraction.copies import with_copies
+from einops_fast.backends.triton.contraction.loops.kernel import ReductionTiling
+from einops_fast.backends.triton.contraction.pointers.kernel import ContractionTiling
+from einops_fast.backends.triton.contraction.problems import (
     ChainProblem,
     Contraction,
     Reduction,
     layouts,
     problem,
 )
-from einops_fast.backends.triton.contraction.ways import Candidate, CopyCandidate, KernelCandidate  # noqa: E402
-from einops_fast.planning.layout import contiguous_strides  # noqa: E402
+from einops_fast.backends.triton.contraction.ways import Candidate, CopyCandidate, KernelCandidate
+from einops_fast.planning.layout import contiguous_strides
+from einops_fast.planning.steps import Arrange, Fused, Loop
 
 # The interpreter takes milliseconds for each program.
 MOST = 4 if DEVICE == "cuda" else 2

@@ -1,30 +1,25 @@
 """Sums of many products in float32 without tensor cores: what is rounded off doesn't grow as one long sum's error."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+import torch
 from fused_steps import ON, fused_step
+from gluon_on_cpu import by_threads_on_cpu
+from kernel_tensors import DEVICE, MEMORY, randn
 
-torch: Any = pytest.importorskip("torch")
-pytest.importorskip("triton")
-
-from gluon_on_cpu import by_threads_on_cpu  # noqa: E402
-from kernel_tensors import DEVICE, MEMORY, randn  # noqa: E402
-
-from einops_fast.backends.triton.contraction.candidates import kernel_candidates  # noqa: E402
-from einops_fast.backends.triton.contraction.pointers.kernel import ContractionTiling  # noqa: E402
-from einops_fast.backends.triton.contraction.problems import (  # noqa: E402
+from einops_fast.backends.triton.contraction.candidates import kernel_candidates
+from einops_fast.backends.triton.contraction.pointers.kernel import ContractionTiling
+from einops_fast.backends.triton.contraction.problems import (
     Contraction,
     layouts,
     problem,
 )
-from einops_fast.backends.triton.contraction.threads.tiles import FmaTiling  # noqa: E402
-from einops_fast.backends.triton.contraction.threads.tilings import tiling_of, tilings  # noqa: E402
-from einops_fast.backends.triton.contraction.ways import Candidate, KernelCandidate  # noqa: E402
-from einops_fast.backends.triton.launching.launch import interpreted  # noqa: E402
+from einops_fast.backends.triton.contraction.threads.tiles import FmaTiling
+from einops_fast.backends.triton.contraction.threads.tilings import tiling_of, tilings
+from einops_fast.backends.triton.contraction.ways import Candidate, KernelCandidate
+from einops_fast.backends.triton.launching.launch import interpreted
 
 Error = Callable[[Any], float]
 ERRORS: dict[str, Error] = {

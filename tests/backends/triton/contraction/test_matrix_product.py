@@ -1,23 +1,19 @@
 """Float32 products in TF32: factors are rounded as by the framework, and not cut off as by tensor cores."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import torch
+import triton
 from fused_steps import ON, fused_step
+from kernel_tensors import DEVICE, MEMORY, randn
 
-torch: Any = pytest.importorskip("torch")
-triton: Any = pytest.importorskip("triton")
-
-from kernel_tensors import DEVICE, MEMORY, randn  # noqa: E402
-
-from einops_fast.backends.triton.contraction.candidates import kernel_candidates  # noqa: E402
-from einops_fast.backends.triton.contraction.chain.kernel import ChainTiling  # noqa: E402
-from einops_fast.backends.triton.contraction.matrix_product import to_tf32  # noqa: E402
-from einops_fast.backends.triton.contraction.pointers.kernel import ContractionTiling  # noqa: E402
-from einops_fast.backends.triton.contraction.ways import KernelCandidate  # noqa: E402
+from einops_fast.backends.triton.contraction.candidates import kernel_candidates
+from einops_fast.backends.triton.contraction.chain.kernel import ChainTiling
+from einops_fast.backends.triton.contraction.matrix_product import to_tf32
+from einops_fast.backends.triton.contraction.pointers.kernel import ContractionTiling
+from einops_fast.backends.triton.contraction.ways import KernelCandidate
 
 PRODUCTS = [
     ("ik,kj->ij", (37, 300), (300, 41)),

@@ -1,22 +1,17 @@
 """Contractions on a GPU from their first call on: right whatever runs, and by a kernel in the end."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from first_calls import decisions
 
-torch: Any = pytest.importorskip("torch")
-pytest.importorskip("triton")
-
-from first_calls import decisions  # noqa: E402
-
-from einops_fast import fast_einsum, wait_for_kernels  # noqa: E402
-from einops_fast.backends.triton.contraction.choice import Choice  # noqa: E402
-from einops_fast.runtime import kinds, tiers  # noqa: E402
+from einops_fast import fast_einsum, wait_for_kernels
+from einops_fast.backends.triton.contraction.choice import Choice
+from einops_fast.runtime import kinds, tiers
 
 pytestmark = pytest.mark.gpu
 

@@ -1,11 +1,5 @@
 """What is predicted of loops: which tilings are tried follows from it, and of copies, which one is run."""
 
-from __future__ import annotations
-
-import pytest
-
-pytest.importorskip("triton")
-
 from einops_fast.backends.gpus import gpu_ceilings
 from einops_fast.backends.triton.contraction.loops.kernel import ReductionTiling
 from einops_fast.backends.triton.contraction.loops.tilings import tilings

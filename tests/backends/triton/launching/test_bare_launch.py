@@ -1,7 +1,5 @@
 """What a GPU's driver is called with, past Triton's launcher and by it, is the same; a driver without a GPU tells."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -9,10 +7,10 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+import torch
 from compiling import FINISH
 from python_process import SUPPORT, run_python
 
-torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 COMPILER = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")

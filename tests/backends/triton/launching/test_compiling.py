@@ -1,13 +1,8 @@
 """Kernels that LLVM or ptxas would not compile as they say."""
 
-from __future__ import annotations
-
 from unittest import mock
 
 import pytest
-
-pytest.importorskip("triton")
-
 from triton import knobs
 
 from einops_fast.backends.triton.launching.compiling import compiling, unpromised, untangled

@@ -1,16 +1,13 @@
 """Few compiled kernels serve many lengths: what 40 lengths of one call are compiled for is counted, by kernel."""
 
-from __future__ import annotations
-
 from ctypes.util import find_library
 from pathlib import Path
-from typing import Any
 
 import pytest
 from compiling import printed
 
 pytest.importorskip("torch")
-triton: Any = pytest.importorskip("triton")
+import triton
 
 MOST = 8
 """Kernels of one kind for a call and its gradients of any of the lengths."""

@@ -1,15 +1,11 @@
 """The launcher on a CPU: what Triton's launcher is called with, and what is made again."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 from unittest import mock
 
 import pytest
 import torch
 from fake_memory import FakeMemory
-
-pytest.importorskip("triton")
 
 from einops_fast.backends.triton.launching import bare_launch, compiling, kernel_call
 from einops_fast.backends.triton.launching.arrays import Array, Descriptor

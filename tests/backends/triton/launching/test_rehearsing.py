@@ -1,16 +1,13 @@
 """A rehearsal lists what a call and its gradients launch; that is compiled for a GPU in a process that has none."""
 
-from __future__ import annotations
-
 from ctypes.util import find_library
 from pathlib import Path
-from typing import Any
 
 import pytest
 from compiling import FINISH, printed
 
 pytest.importorskip("torch")
-triton: Any = pytest.importorskip("triton")
+import triton
 
 PROGRAM = (
     FINISH

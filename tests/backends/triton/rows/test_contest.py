@@ -1,16 +1,11 @@
 """How one of several ways to run an operator's kernels is chosen: by the rule, by measurement, from disk."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-
-pytest.importorskip("triton")
-
 from fake_memory import FakeMemory
 
 from einops_fast import cli

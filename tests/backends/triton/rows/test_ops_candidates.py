@@ -8,18 +8,14 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import torch
+from ops_problems import DEVICE, assert_near, gradients, kernels, laid_out, leaf, randn
 
-torch: Any = pytest.importorskip("torch")
-pytest.importorskip("triton")
-pytestmark = pytest.mark.filterwarnings("ignore:(invalid|divide|overflow):RuntimeWarning")
-
-from ops_problems import DEVICE, assert_near, gradients, kernels, laid_out, leaf, randn  # noqa: E402
-
-from einops_fast import autotune, ops  # noqa: E402
-from einops_fast.backends.triton.rows import tilings as row_tilings  # noqa: E402
-from einops_fast.backends.triton.rows.contest import Contest, Way  # noqa: E402
-from einops_fast.backends.triton.rows.rows import Rows, RowTiling, rows_of, typical  # noqa: E402
-from einops_fast.runtime.plan_cache import clear_plans  # noqa: E402
+from einops_fast import autotune, ops
+from einops_fast.backends.triton.rows import tilings as row_tilings
+from einops_fast.backends.triton.rows.contest import Contest, Way
+from einops_fast.backends.triton.rows.rows import Rows, RowTiling, rows_of, typical
+from einops_fast.runtime.plan_cache import clear_plans
 
 
 def target(x: Any) -> Any:
@@ -84,7 +80,7 @@ class Forced:
 SHAPES = {
     "short": ((18, 70), "contiguous"),
     "long": ((2, 4100), "contiguous"),
-    "odd, in parts": ((2, 33001), "contiguous"),
+    "odd, in parts": ((2 if DEVICE == "cuda" else 1, 33001), "contiguous"),
     "down": ((40, 24), "reversed"),
 }
 if DEVICE == "cuda":  # Triton's interpreter takes long, knows no alignment, and the parts are odd too
@@ -109,8 +105,7 @@ def test_neighbours_in_different_rows_along_two_axes(name: str, inner: int) -> N
     with mock.patch("einops_fast.backends.torch.operator.on_gpu", return_value=False):
         expected = gradients(function, [leaf(each.double()) for each in tensors])
     with kernels():
-        for found, wanted in zip(gradients(function, tensors), expected, strict=True):
-            assert_near(found, wanted)
+        assert_near(gradients(function, tensors), expected)
 
 
 def others(count: int) -> list[int]:
@@ -137,8 +132,7 @@ def test_candidates(name: str, shape: str) -> None:
             assert forced.most > 1
             to_do += others(forced.most)
         names |= set(forced.names)
-        for each, right, theirs in zip(got, expected, native, strict=True):
-            assert_near(each, right, theirs, 3.0)
+        assert_near(got, expected, native, 3.0)
     assert len(names) >= len(to_do)
 
 

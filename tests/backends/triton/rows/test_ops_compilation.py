@@ -1,7 +1,5 @@
 """The operators' kernels go through Triton's compiler, with the tiles of large problems, for absent GPUs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Rows of a million elements and three, which nothing divides: by every operator that works along rows, both ways."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -9,16 +7,14 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import torch
+from ops_problems import DEVICE, assert_near, cross_entropy, gradients, kernels, leaf, native_norm, randn
 
-torch: Any = pytest.importorskip("torch")
-pytest.importorskip("triton")
-from ops_problems import DEVICE, assert_near, cross_entropy, gradients, kernels, leaf, native_norm, randn  # noqa: E402
-
-from einops_fast import ops  # noqa: E402
-from einops_fast.backends.triton.rows.cross_entropy import plan as cross_entropy_plan  # noqa: E402
-from einops_fast.backends.triton.rows.rows import RowTiling  # noqa: E402
-from einops_fast.backends.triton.rows.softmax import plan as softmax_plan  # noqa: E402
-from einops_fast.runtime.plan_cache import clear_plans  # noqa: E402
+from einops_fast import ops
+from einops_fast.backends.triton.rows.cross_entropy import plan as cross_entropy_plan
+from einops_fast.backends.triton.rows.rows import RowTiling
+from einops_fast.backends.triton.rows.softmax import plan as softmax_plan
+from einops_fast.runtime.plan_cache import clear_plans
 
 COLUMNS = 1_000_003
 

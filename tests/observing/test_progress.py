@@ -1,13 +1,11 @@
 """How far a long run is: lines where nobody looks, a bar on a terminal."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest
 
-from einops_fast.tune import progress as module
-from einops_fast.tune.progress import progress
+from einops_fast.observing import progress as module
+from einops_fast.observing.progress import progress
 
 
 def test_lines_are_few(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

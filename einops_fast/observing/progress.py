@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from time import monotonic
-from typing import Any
+from typing import Any, Protocol
 
 __all__ = ["Told", "progress"]
 
-Told = Callable[[str, int, int], None]
-"""Is told what has been done, for how many, and of how many."""
-
 _SECONDS = 5.0
 """Between two lines."""
+
+
+class Told(Protocol):
+    """Is told what has been done, for how many, and of how many; and what is being done now."""
+
+    def __call__(self, what: str, done: int, of: int, now: str = "") -> None: ...
 
 
 @contextmanager
@@ -26,10 +29,10 @@ def progress() -> Iterator[Told]:
         return
     tasks: dict[str, Any] = {}
 
-    def told(what: str, done: int, of: int) -> None:
+    def told(what: str, done: int, of: int, now: str = "") -> None:
         if what not in tasks:
-            tasks[what] = bars.add_task(what, total=of)
-        bars.update(tasks[what], completed=done, total=of)
+            tasks[what] = bars.add_task(what)
+        bars.update(tasks[what], completed=done, total=of or None, description=f"{what} {now}")
 
     with bars:
         yield told
@@ -40,19 +43,21 @@ def _bars() -> Any:
     try:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+        from rich.progress import TimeRemainingColumn as Remaining
     except ImportError:
         return None
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    told = TextColumn("{task.description}", markup=False)
+    columns = told, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("ETA"), Remaining()
     return Progress(*columns, console=Console(stderr=True))
 
 
 def _lines() -> Told:
     last: dict[str, float] = {}
 
-    def told(what: str, done: int, of: int) -> None:
-        now = monotonic()
-        if done == of or now - last.get(what, now - _SECONDS) >= _SECONDS:
-            last[what] = now
+    def told(what: str, done: int, of: int, now: str = "") -> None:
+        moment = monotonic()
+        if done == of or moment - last.get(what, moment - _SECONDS) >= _SECONDS:
+            last[what] = moment
             print(f"{what} {done} of {of}", file=sys.stderr, flush=True)
 
     return told
