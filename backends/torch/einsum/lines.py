@@ -1,4 +1,4 @@
-"""Sums of products of two tensors of which one lies transposed, on a CPU: a matrix product for each few lines of the cache.
+"""Sums of products of two tensors of which one lies transposed, on a CPU: a matrix product for each few cache lines.
 
 Multiplying ``a[i, j]`` and ``b[j, i]`` element by element reads one of them across its rows, and so does a copy of it.
 Here ``i`` is cut into pieces of a few cache lines. For each piece, the diagonal of the small matrix
