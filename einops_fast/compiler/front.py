@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from einops_fast.errors import EinsumError
+
 __all__ = ["compile"]
 
 
@@ -31,7 +33,7 @@ def compile(
         model: a module or a function; without one, a decorator is returned.
         then: the backend of torch that compiles the result: its name, or the backend itself. ``'eager'`` compiles
             nothing further.
-        options: of inductor's.
+        options: of inductor's; ``then`` may be among them, as for the backend.
         more: as for ``torch.compile``: ``mode``, ``dynamic``, ``fullgraph``, ``disable``.
 
     Returns:
@@ -39,6 +41,7 @@ def compile(
 
     Raises:
         ImportError: torch isn't installed.
+        EinsumError: two backends are to compile the result.
 
     Example:
         >>> import torch, einops_fast
@@ -54,5 +57,7 @@ def compile(
 
     from einops_fast.compiler.backend import einops_fast_backend
 
-    chosen = {**(options or {}), "then": then}
+    chosen = {"then": then, **(options or {})}
+    if then not in ("inductor", chosen["then"]):
+        raise EinsumError(f"then={then!r}, but options has then={chosen['then']!r}: give one of them")
     return torch.compile(model, backend=einops_fast_backend, options=chosen, **more)

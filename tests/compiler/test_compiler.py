@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import einops_fast
-from einops_fast import fusions, metrics, patched
+from einops_fast import EinsumError, fusions, metrics, patched
 from einops_fast.observing.metrics_summary import summarize
 
 
@@ -211,6 +211,16 @@ def test_a_graph_without_attention_is_handed_on_as_it_is() -> None:
     assert seen[0] == seen[1]
     assert not log.fused
     assert not log.missed
+
+
+def test_the_next_backend_may_be_among_the_options() -> None:
+    with fusions() as log:
+        einops_fast.compile(attend, options={"then": "eager"})(*operands())
+    assert len(log.fused) == 1
+    with pytest.raises(EinsumError, match=r"then='aot_eager', but options has then='eager'"):
+        einops_fast.compile(attend, then="aot_eager", options={"then": "eager"})
+    with pytest.raises(Exception, match="takes no options and no mode, but got fallback_random"):
+        einops_fast.compile(attend, options={"then": "eager", "fallback_random": True})(*operands())
 
 
 def test_torch_compile_is_patched_and_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
