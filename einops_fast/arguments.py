@@ -80,6 +80,8 @@ def read_call(operands: Sequence[Any]) -> Call:
         if not arrays:
             raise SubscriptsError(f"equation {operands[0]!r} has no operands")
         return Call(arrays, operands[0])
+    if isinstance(operands[-1], str):
+        raise SubscriptsError(f"the equation comes before the operands: fast_einsum({operands[-1]!r}, ...)")
     count = len(operands) // 2
     lists = []
     for position, term in enumerate([*operands[1 : 2 * count : 2], *operands[2 * count :]]):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+import warnings
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any
 
 from einops_fast.arguments import (
@@ -15,11 +16,12 @@ from einops_fast.arguments import (
     read_call,
     read_options,
 )
-from einops_fast.backends import Backend, awake_types
-from einops_fast.errors import EinsumError
+from einops_fast.backends import Backend, awake_types, get_backend
+from einops_fast.errors import EinsumError, ShapeError, point_at
 from einops_fast.foreign import dispatch, hand_over
 from einops_fast.patching.small_calls import REAL, known_loops, loops_suffice
-from einops_fast.planning.notation import Subscripts
+from einops_fast.planning.compositions import Composition, composition
+from einops_fast.planning.notation import Subscripts, bind_sizes
 from einops_fast.planning.plan import Plan, compile_plan, make_plan
 from einops_fast.runtime import tracing, tuning
 from einops_fast.runtime.new_shapes import USUAL, by_question, came_with, native_first
@@ -40,11 +42,14 @@ def fast_einsum(
     optimize: Any = "auto",
     autotune: str | None = None,
     precision: str | None = None,
+    **sizes: int,
 ) -> Any:
     """Einstein summation on arrays of any supported framework; the result is an array of the same framework.
 
     Call it as ``fast_einsum(equation, *arrays)``, or with lists of labels between the arrays as
     ``fast_einsum(a, [0, 1], b, [1, 2], [0, 2])``. See :mod:`einops_fast.planning.notation` for what an equation may be.
+    Several axes of it may make up one axis of an array, ``'b i (h d), b j (h d) -> b h i j'``, and ``1`` is an axis of
+    size 1 without a name, as in einops.
 
     Args:
         operands: an equation and the arrays, or arrays and label lists in turn. All arrays are of one
@@ -63,6 +68,7 @@ def fast_einsum(
             :func:`einops_fast.autotune`, whose block this argument stands for.
         precision: ``'tf32'`` or ``'tf32x3'``: what tensor cores may make of float32 products on a GPU beyond the
             framework's own setting; see :func:`einops_fast.allow_precision`, whose block this argument stands for.
+        sizes: of axes, by name: those that no array tells, such as ``h=8``; others are checked.
 
     Returns:
         The result: a view of the operand where the native einsum gives one.
@@ -80,8 +86,15 @@ def fast_einsum(
         >>> q, k = np.ones((2, 3, 5, 4)), np.ones((2, 3, 6, 4))
         >>> fast_einsum('batch head i d, batch head j d -> batch head i j', q, k).shape
         (2, 3, 5, 6)
+        >>> fast_einsum('b i (h d), b j (h d) -> b h i j', np.ones((2, 5, 12)), np.ones((2, 6, 12)), h=3).shape
+        (2, 3, 5, 6)
     """
+    if sizes:
+        options = {"order": order, "casting": casting, "optimize": optimize}
+        return _of_sizes(operands, sizes, out, dtype=dtype, autotune=autotune, precision=precision, **options)
     if tracing.is_compiling():
+        if operands and composition(operands[0]) is not None:
+            return _of_sizes(operands, {}, out, dtype=dtype, order=order, casting=casting, optimize=optimize)
         return call_traced(operands, out, dtype, order, casting, optimize, autotune, precision)
     if autotune is not None and not tuning.holds(autotune):
         with tuning.autotune(autotune):
@@ -141,6 +154,8 @@ def fast_einsum(
 def _call(operands: Sequence[Any], out: Any, dtype: Any, order: str, casting: str, optimize: Any) -> Any:
     """The careful way: check everything, make the plan, remember it."""
     call, order = read_call(operands), read_options(order, casting)
+    if composition(call.spelled) is not None:
+        return _of_sizes(operands, {}, out, dtype=dtype, order=order, casting=casting, optimize=optimize)
     arrays, backend = call.arrays, known_backend(call.arrays, out)
     if backend is None:
         options = {"dtype": dtype, "order": order, "casting": casting, "optimize": optimize}
@@ -187,6 +202,67 @@ def _call(operands: Sequence[Any], out: Any, dtype: Any, order: str, casting: st
     return result if out is None else backend.finish(result, out, "K", casting)
 
 
+def _of_sizes(operands: Sequence[Any], sizes: Mapping[str, int], out: Any, **options: Any) -> Any:
+    """Evaluate an equation in which some axes are made up of several, or some of whose sizes are given."""
+    call = read_call(operands)
+    if not tracing.is_tracing():
+        if is_handed_over(call.arrays):
+            return hand_over(fast_einsum, call.arrays, operands, out=out, **options, **sizes)
+        backend = known_backend(call.arrays, out)
+        if backend is not None and backend.is_recording():
+            # What follows from sizes is recorded with them; only which axes broadcast is settled.
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return _evaluated(operands, call, sizes, out, options)
+    return _evaluated(operands, call, sizes, out, options)
+
+
+def _evaluated(operands: Sequence[Any], call: Call, sizes: Mapping[str, int], out: Any, options: dict[str, Any]) -> Any:
+    found, arrays = _with_an_axis_each(call, sizes)
+    if found is None:
+        return fast_einsum(*operands, out=out, **options)
+    order = read_options(options.pop("order"), options["casting"])
+    result = fast_einsum(found.letters, *arrays, **options)
+    shape = found.regrouped(result.shape)
+    if shape != tuple(result.shape):
+        result = result.reshape(shape)
+    if out is None and order == "K":
+        return result
+    backend = get_backend("torch") if tracing.is_tracing() else own_arrays(arrays, out)[0]
+    return backend.finish(result, out, order, options["casting"])
+
+
+def _with_an_axis_each(call: Call, sizes: Mapping[str, int]) -> tuple[Composition | None, Sequence[Any]]:
+    """The composition of a call, and its operands with one axis for each that the equation names."""
+    found = composition(call.spelled)
+    arrays = [array if hasattr(array, "shape") else own_arrays([array])[1][0] for array in call.arrays]
+    shapes = [tuple(array.shape) for array in arrays]
+    if found is None:
+        subscripts = call.subscripts(tuple(map(len, shapes)))
+        known = bind_sizes(subscripts, shapes)
+        told = {str(name): known[letter] for letter, name in subscripts.names if letter in known}
+        _check_sizes(sizes, told, subscripts.text)
+        for name, size in sizes.items():
+            if told[name] not in (1, size):
+                raise ShapeError(point_at(f"axis {name!r} has size {told[name]}, not {size} as given", subscripts.text))
+        return None, arrays
+    _check_sizes(sizes, found.names.values(), found.text)
+    wanted = found.shapes(shapes, sizes)
+    return found, [
+        array if shape == own else array.reshape(shape)
+        for array, own, shape in zip(arrays, shapes, wanted, strict=True)
+    ]
+
+
+def _check_sizes(sizes: Mapping[str, int], names: Collection[str], equation: str) -> None:
+    for name, size in sizes.items():
+        if name not in names:
+            raise TypeError(f"fast_einsum has no argument {name!r}, and {equation!r} no axis of that name")
+        if not isinstance(size, str) and hasattr(size, "__index__") and size >= 0:
+            continue
+        raise ShapeError(point_at(f"the size of axis {name!r} is no number that it can have: {size!r}", equation))
+
+
 def result_at_once(
     question: tuple[Hashable, ...],
     subscripts: Subscripts,
@@ -221,9 +297,14 @@ def _compile(
     return lambda *operands: backend.finish(run(*operands), None, order, casting)
 
 
-def plan_arguments(operands: Sequence[Any], dtype: Any, casting: str, optimize: Any) -> Plan:
+def plan_arguments(
+    operands: Sequence[Any], dtype: Any, casting: str, optimize: Any, sizes: Mapping[str, int] | None = None
+) -> Plan:
     """The plan for the arguments of a :func:`fast_einsum` call."""
     call = read_call(operands)
+    if sizes or composition(call.spelled) is not None:
+        found, expanded = _with_an_axis_each(call, sizes or {})
+        call = call if found is None else Call(expanded, found.letters)
     backend, arrays = own_arrays(call.arrays)
     subscripts = call.subscripts(tuple([len(array.shape) for array in arrays]))
     return plan_call(subscripts, backend, arrays, dtype, casting, optimize)

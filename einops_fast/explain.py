@@ -16,12 +16,14 @@ if TYPE_CHECKING:
 __all__ = ["explain", "explain_shapes"]
 
 
-def explain(*operands: Any, dtype: Any = None, casting: str = "safe", optimize: Any = "auto") -> Explanation:
+def explain(
+    *operands: Any, dtype: Any = None, casting: str = "safe", optimize: Any = "auto", **sizes: int
+) -> Explanation:
     """What :func:`fast_einsum` would do with these arguments, without doing it.
 
     Args:
         operands: as for :func:`fast_einsum`, either form.
-        dtype, casting, optimize: as for :func:`fast_einsum`.
+        dtype, casting, optimize, sizes: as for :func:`fast_einsum`.
 
     Returns:
         An :class:`Explanation`, which prints as a table.
@@ -36,7 +38,7 @@ def explain(*operands: Any, dtype: Any = None, casting: str = "safe", optimize: 
         >>> e.flops, e.copied_bytes
         (1440, 0)
     """
-    return _explanation_of(plan_arguments(operands, dtype, casting, optimize))
+    return _explanation_of(plan_arguments(operands, dtype, casting, optimize, sizes))
 
 
 def explain_shapes(

@@ -1,0 +1,211 @@
+"""Axes that several of the equation make up, ``'b i (h d), b j (h d) -> b h i j'``, and ``1``: pure text and shapes.
+
+An operand is reshaped to the axes of the equation, which makes a view, and the result to those that it is to have. As
+in einops, names stand between blanks, the last one in parentheses is the fastest, and ``1`` is an axis of size 1 that
+has no name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from itertools import chain
+from math import prod
+from string import ascii_letters
+from typing import Any, NamedTuple, NoReturn
+
+from einops_fast.errors import ShapeError, SubscriptsError, point_at
+from einops_fast.planning.refusals import count_axes
+from einops_fast.planning.terms import is_name
+
+__all__ = ["Composition", "composition"]
+
+_ONE = re.compile(r"(?<![^\s,>(])1(?![^\s,)-])")
+_AXIS = re.compile(r"\(([^()]*)\)|\.\.\.|[^\s()]+|[()]")
+
+_Axes = tuple[str, ...]
+"""Per axis of an array the letters that make it up: none for ``1``; or an ellipsis."""
+
+
+class Composition(NamedTuple):
+    """An equation in which some axes are made up of several.
+
+    Attributes:
+        text: as it was written.
+        letters: the equation of the axes that it names, in letters.
+        inputs: the axes of each operand.
+        output: those of the result.
+        named: pairs of a letter and the name that it stands for.
+    """
+
+    text: str
+    letters: str
+    inputs: tuple[_Axes, ...]
+    output: _Axes
+    named: tuple[tuple[str, str], ...]
+
+    @property
+    def names(self) -> dict[str, str]:
+        """By letter."""
+        return dict(self.named)
+
+    def shapes(self, shapes: Sequence[tuple[int, ...]], given: Mapping[str, int]) -> list[tuple[int, ...]]:
+        """The shapes of the operands with one axis for each letter.
+
+        Args:
+            shapes: of the operands as they are.
+            given: sizes by name.
+
+        Raises:
+            ShapeError: an operand has another number of axes, or a size doesn't fit or can't be told.
+        """
+        if len(shapes) != len(self.inputs):
+            problem = f"the equation has {len(self.inputs)} terms, but there are {len(shapes)} operands"
+            raise SubscriptsError(point_at(problem, self.text))
+        parts = [self._parts(*each) for each in zip(range(len(shapes)), self.inputs, shapes, strict=True)]
+        letters = {name: letter for letter, name in self.names.items()}
+        sizes = {letters[name]: size for name, size in given.items()}
+        said, known = dict.fromkeys(sizes, "as given"), -1
+        every = [part for part in chain(*parts) if part.letters != "..."]
+        while known < len(sizes):
+            known = len(sizes)
+            for part in every:
+                self._learn(part, sizes, said)
+        for part in every:
+            unknown = [self.names[letter] for letter in part.letters if letter not in sizes]
+            if unknown and part.size != 1:
+                problem = f"{self._place(part)} tells no size of {' and '.join(unknown)}: give one"
+                raise ShapeError(point_at(problem, self.text))
+        return [tuple(chain(*[part.sizes(sizes) for part in each])) for each in parts]
+
+    def regrouped(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """The shape of the result, of that with one axis for each letter."""
+        sizes, found = iter(shape), []
+        spread = len(shape) - sum([len(axis) for axis in self.output if axis != "..."])
+        for axis in self.output:
+            if axis == "...":
+                found += [next(sizes) for _ in range(spread)]
+            else:
+                found.append(prod([next(sizes) for _ in axis]))
+        return tuple(found)
+
+    def _parts(self, operand: int, axes: _Axes, shape: tuple[int, ...]) -> list[_Part]:
+        spread = len(shape) - len(axes) + 1 if "..." in axes else 1
+        if spread < 0 or (len(shape) != len(axes) and "..." not in axes):
+            problem = (
+                f"operand {operand} has {count_axes(len(shape))}, but its term names {len(axes) - ('...' in axes)}"
+            )
+            raise ShapeError(point_at(problem, self.text))
+        every = chain(*[["..."] * spread if axis == "..." else [axis] for axis in axes])
+        return [_Part(operand, at, letters, size) for at, (letters, size) in enumerate(zip(every, shape, strict=True))]
+
+    def _learn(self, part: _Part, sizes: dict[str, int], said: dict[str, str]) -> None:
+        """Take from one axis of an operand what it tells; an axis of size 1 broadcasts."""
+        unknown = [letter for letter in part.letters if letter not in sizes]
+        if len(unknown) > 1 or part.size == 1:
+            return
+        known = prod([sizes[letter] for letter in part.letters if letter in sizes])
+        if unknown and known and part.size % known == 0:
+            sizes[unknown[0]], said[unknown[0]] = part.size // known, f"from axis {part.axis} of operand {part.operand}"
+        elif unknown or known != part.size:
+            made = " ".join([f"{self.names[each]}={sizes[each]}" for each in part.letters if each in sizes])
+            sources = dict.fromkeys([said[each] for each in part.letters if each in sizes])
+            problem = (
+                f"{self._place(part)} has size {part.size}, which {made or 1} doesn't {'divide' if unknown else 'make'}"
+            )
+            raise ShapeError(point_at(" ".join([problem, *[f"({each})" for each in sources]]), self.text))
+
+    def _place(self, part: _Part) -> str:
+        named = " ".join([self.names[letter] for letter in part.letters]) or "1"
+        return f"axis {part.axis} of operand {part.operand}, {f'({named})' if ' ' in named else repr(named)},"
+
+
+class _Part(NamedTuple):
+    """An axis of an operand, and the letters that make it up."""
+
+    operand: int
+    axis: int
+    letters: str
+    size: int
+
+    def sizes(self, sizes: Mapping[str, int]) -> list[int]:
+        """Of the axes that it becomes."""
+        if self.letters == "...":
+            return [self.size]
+        return [1 if self.size == 1 else sizes[letter] for letter in self.letters]
+
+
+def composition(equation: Any) -> Composition | None:
+    """Read an equation with parentheses, or with ``1``; ``None`` for any other.
+
+    Raises:
+        SubscriptsError: it's malformed.
+
+    >>> found = composition("b i (h d), b j (h d) -> b h i j")
+    >>> found.letters, found.inputs[0], found.shapes([(2, 5, 12), (2, 6, 12)], {"h": 3})
+    ('bihd,bjhd->bhij', ('b', 'i', 'hd'), [(2, 5, 3, 4), (2, 6, 3, 4)])
+    """
+    found = _read_once(equation)
+    return None if found is None else Composition(*found)
+
+
+def _read_once(equation: Any) -> tuple[Any, ...] | None:
+    composed = isinstance(equation, str) and ("(" in equation or ")" in equation or _ONE.search(equation))
+    return _read(equation) if composed else None
+
+
+# It's called while torch.compile traces, since text is constant, and gives what counts as a constant there.
+_read_once._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+@lru_cache(maxsize=4096)
+def _read(equation: str) -> tuple[Any, ...]:
+    left, arrow, _ = equation.partition("->")
+    if not arrow:
+        raise SubscriptsError(
+            point_at("an equation with parentheses or 1 has '->' and the axes of the result", equation)
+        )
+    spans = [(match.start(), match.end()) for match in re.finditer(r"[^,]+|(?<=,)(?=,)|^(?=,)|(?<=,)$", left)] or [
+        (0, 0)
+    ]
+    *inputs, output = [_names(equation, *span) for span in [*spans, (len(left) + len(arrow), len(equation))]]
+    names = dict.fromkeys([name for axes in inputs for axis in axes for name in axis if name != "..."])
+    spare = iter([letter for letter in ascii_letters if letter not in names])
+    letters = {name: name if len(name) == 1 and name.isascii() else next(spare, "") for name in names} | {"...": "..."}
+    if "" in letters.values():
+        raise SubscriptsError(
+            point_at(f"at most {len(ascii_letters)} axes can be named beside others in parentheses", equation)
+        )
+    produced = [name for axis in output for name in axis]
+    for name in produced:
+        if name != "..." and (name not in names or produced.count(name) > 1):
+            fault = f"axis {name!r}, which no operand has" if name not in names else f"axis {name!r} twice"
+            raise SubscriptsError(point_at(f"the output has {fault}", equation))
+    terms = [tuple(["".join([letters[name] for name in axis]) for axis in axes]) for axes in (*inputs, output)]
+    plain = f"{','.join(map(''.join, terms[:-1]))}->{''.join(terms[-1])}"
+    named = tuple([(letter, name) for name, letter in letters.items() if name != "..."])
+    return equation, plain, tuple(terms[:-1]), terms[-1], named
+
+
+def _names(equation: str, start: int, end: int) -> list[list[str]]:
+    """The names that make up each axis of a term."""
+    axes = []
+    for match in _AXIS.finditer(equation, start, end):
+        whole = match[0]
+        names = whole.split() if match[1] is None else match[1].split()
+        if whole in ("(", ")"):
+            _reject("parentheses are closed, and hold no others", equation, match.span())
+        if match[1] is not None and "..." in names:
+            _reject("an ellipsis can't be part of an axis", equation, match.span())
+        wrong = [name for name in names if name not in ("1", "...") and not is_name(name)]
+        if wrong:
+            _reject(f"{wrong[0]!r} is no name of an axis", equation, match.span())
+        axes.append([name for name in names if name != "1"])
+    if sum([axis == ["..."] for axis in axes]) > 1:
+        _reject("a term has one ellipsis", equation, (start, end))
+    return axes
+
+
+def _reject(problem: str, equation: str, span: tuple[int, int]) -> NoReturn:
+    raise SubscriptsError(point_at(problem, equation, span))
