@@ -65,6 +65,11 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, p
     return report
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with what takes longest, compilations for GPUs, so that no worker waits for it at the end."""
+    items.sort(key=lambda item: not hasattr(getattr(item, "module", None), "printed"))
+
+
 def pytest_collection_finish() -> None:
     """What is there until the end, modules and tests, needn't be gone through whenever garbage is collected."""
     gc.collect()
