@@ -3,6 +3,7 @@
 import functools
 import gc
 import os
+import sys
 from collections.abc import Generator, Iterator
 from contextlib import suppress
 from typing import Any
@@ -90,6 +91,14 @@ def same_numbers_in_every_run() -> None:
     except ImportError:
         return
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def guards_without_their_time() -> None:
+    """torch.compile flushes the processor's caches to measure how long guards take, which nobody asks here."""
+    guards: Any = sys.modules.get("torch._dynamo.guards")
+    if guards is not None:
+        guards.profile_guard_manager = lambda *given: 0.0
 
 
 @pytest.fixture(autouse=True)
