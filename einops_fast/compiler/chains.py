@@ -42,25 +42,15 @@ Tree = int | tuple[Any, ...]
 
 @dataclass
 class Chain(Match):
-    """Contractions whose results only the next one uses.
+    """Contractions whose results only the next one uses."""
 
-    Attributes:
-        node: the last of them.
-        result: what indexes it.
-        reads: the operands.
-        order: the program's.
-        factor: what the result is multiplied by.
-        addend: what is added to it, and what that is multiplied by.
-        inner: nodes between operands and result.
-    """
-
-    node: Node
-    result: Dims
-    reads: list[Read] = field(default_factory=list)
-    order: Tree = ()
-    factor: float = 1.0
-    addend: tuple[Node, float] | None = None
-    inner: list[Node] = field(default_factory=list)
+    node: Node  # the last of them
+    result: Dims  # what indexes it
+    reads: list[Read] = field(default_factory=list)  # the operands
+    order: Tree = ()  # the program's
+    factor: float = 1.0  # what the result is multiplied by
+    addend: tuple[Node, float] | None = None  # what is added to it, and what that is multiplied by
+    inner: list[Node] = field(default_factory=list)  # nodes between operands and result
 
     def insert(self, graph: Graph) -> Inserted:
         """Put in contractions of two tensors each."""

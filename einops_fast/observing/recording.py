@@ -107,33 +107,20 @@ class Times:
 
 @dataclass
 class PlanRecord:
-    """The calls of one plan under one label.
+    """The calls of one plan under one label."""
 
-    Attributes:
-        plan: what was run.
-        label: the caller's.
-        inside: it was run as part of another plan, as pairs are where gradients are recorded.
-        times: of whole calls.
-        steps: of the plan's steps.
-        runs: what each step became.
-        callers: how many calls came from which file and line.
-        native: seconds of the framework's own einsum on the operands of the first call; ``None`` if it wasn't timed.
-        gradients: which operands had gradients at the first call.
-        backward: it was run to compute gradients.
-        precision: what the products of float32 could have then.
-    """
-
-    plan: Plan
-    label: str
-    inside: bool
-    times: Times
-    steps: tuple[Times, ...]
-    runs: tuple[Callable[..., Any], ...] = field(repr=False)
-    callers: Counter[str] = field(default_factory=Counter)
+    plan: Plan  # what was run
+    label: str  # the caller's
+    inside: bool  # it was run as part of another plan, as pairs are where gradients are recorded
+    times: Times  # of whole calls
+    steps: tuple[Times, ...]  # of the plan's steps
+    runs: tuple[Callable[..., Any], ...] = field(repr=False)  # what each step became
+    callers: Counter[str] = field(default_factory=Counter)  # how many calls came from which file and line
+    # seconds of the framework's own einsum on the operands of the first call; `None` if it wasn't timed
     native: float | None = None
-    gradients: tuple[bool, ...] = ()
-    backward: bool = False
-    precision: str = "ieee"
+    gradients: tuple[bool, ...] = ()  # which operands had gradients at the first call
+    backward: bool = False  # it was run to compute gradients
+    precision: str = "ieee"  # what the products of float32 could have then
 
     @cached_property
     def explanation(self) -> Explanation:

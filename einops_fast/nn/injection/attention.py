@@ -25,14 +25,11 @@ __all__ = ["Attention", "BertAttention", "GPTAttention", "LlamaAttention", "show
 
 
 class Attention(Replacement):
-    """What the families have in common.
-
-    Attributes:
-        hooks_around: the dicts of forward hooks of the modules around it that return its weights.
-    """
+    """What the families have in common."""
 
     does = "attention on views, without weights"
     collector: ClassVar[Any]
+    # the dicts of forward hooks of the modules around it that return its weights
     hooks_around: tuple[dict[int, Any], ...] = ()
 
     @classmethod
