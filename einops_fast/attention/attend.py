@@ -28,6 +28,9 @@ from einops_fast.runtime.tuning import current_mode, unchecked_mode
 
 __all__ = ["attend", "attend_traced", "attention", "known", "own_call", "plan_of"]
 
+_SIDES = frozenset({int, type(None)})
+"""Of what the sides of a window are in calls that are kept by their words: what is in an array may change."""
+
 
 def attention(
     *operands: Any,
@@ -113,20 +116,24 @@ def attention(
     """
     words: Hashable = None
     if (
-        alibi_slopes is sinks is segment_ids is cu_seqlens_q is cu_seqlens_kv is cache_seqlens is block_table is window
-        is None and type(softcap) is float and type(dropout_p) is float and (scale is None or type(scale) is float)
-        and len(operands) > 2 and type(bias) is not tuple and type(mask) is not tuple and not tracing.is_followed()
-        and not torch_state.is_strict()
+        segment_ids is cu_seqlens_q is cu_seqlens_kv is None
+        and (window is None or (type(window) is tuple and _SIDES.issuperset(map(type, window))))
+        and type(softcap) is float and type(dropout_p) is float and (scale is None or type(scale) is float)
+        and len(operands) > 2 and not tracing.is_followed() and not torch_state.is_strict()
     ):  # fmt: skip
-        words = (
-            operands[:-3], layout, sequence, causal, softcap, scale, dropout_p, alignment, return_lse, bias is None,
-            mask is None, deterministic, unchecked_names(), unchecked_mode(), registry.generation,
-        )  # fmt: skip
         arrays = operands[-3:]
-        if bias is not None:
-            arrays = (*arrays, bias)
-        if mask is not None:
-            arrays = (*arrays, mask)
+        further: tuple[Any, ...] = ()
+        if not (bias is mask is alibi_slopes is sinks is cache_seqlens is block_table is None):
+            for array in (bias, mask, alibi_slopes, sinks, cache_seqlens, block_table):
+                named = type(array) is tuple and len(array) == 2 and type(array[0]) is str
+                axes, array = array if named else (array is None, array)
+                further = (*further, axes)
+                if array is not None:
+                    arrays = (*arrays, array)
+        words = (
+            operands[:-3], layout, sequence, causal, window, softcap, scale, dropout_p, alignment, return_lse, further,
+            deterministic, unchecked_names(), unchecked_mode(), registry.generation,
+        )  # fmt: skip
         run = known(words, arrays)
         if run is not None:
             return run(*arrays)
