@@ -14,12 +14,7 @@ __all__ = ["Inserted", "Match", "Miss", "Read"]
 
 
 class Miss(Exception):
-    """Why something isn't fused.
-
-    Attributes:
-        reason: of :data:`einops_fast.compiler.report.REASONS`; empty where it needn't be told.
-        node: where that is.
-    """
+    """Why something isn't fused, and where; one of :data:`~einops_fast.compiler.report.REASONS`, or empty."""
 
     def __init__(self, reason: str, node: Node) -> None:
         super().__init__(reason)

@@ -61,14 +61,10 @@ def caller() -> str:
 
 
 class Times:
-    """Seconds of the calls of one thing.
-
-    Attributes:
-        calls: how many there were.
-    """
+    """Seconds of the calls of one thing."""
 
     def __init__(self, between: Callable[[Any, Any], float]) -> None:
-        self.calls = 0
+        self.calls = 0  # how many there were
         self._between = between
         self._samples: list[float] = []
         self._pending: list[tuple[Any, Any]] = []
@@ -136,24 +132,16 @@ class PlanRecord:
 
 
 class Recorder:
-    """Observes plans, and keeps what it sees.
-
-    Attributes:
-        records: by plan and label.
-        native: how often patched calls went to the framework's own function, by its name, equation, label, caller and
-            reason.
-        attended: how often patched attention went to ours, by label and caller.
-        aside: seconds that were spent on timing the framework's own functions.
-        fusions: what was fused in compiled programs, and what wasn't.
-        calls: kinds of calls of operators and of attention, with their labels.
-    """
+    """Observes plans, and keeps what it sees."""
 
     def __init__(self) -> None:
-        self.records: dict[tuple[_Watch, str, bool], PlanRecord] = {}
-        self.native: dict[tuple[str, str, str, str, str], int] = {}
-        self.attended: dict[tuple[str, str], int] = {}
-        self.aside = 0.0
-        self.fusions: list[Fusion] = []
+        self.records: dict[tuple[_Watch, str, bool], PlanRecord] = {}  # by plan and label
+        # how often patched calls went to the framework's own function, by its name, equation, label, caller and reason
+        self.native: Counter[tuple[str, str, str, str, str]] = Counter()
+        self.attended: Counter[tuple[str, str]] = Counter()  # patched attention that went to ours, by label and caller
+        self.aside = 0.0  # seconds that were spent on timing the framework's own functions
+        self.fusions: list[Fusion] = []  # what was fused in compiled programs, and what wasn't
+        # kinds of calls of operators and of attention, with their labels
         self.calls: dict[tuple[str, Called], None] = {}
 
     def watch(self, plan: Plan, backend: Backend) -> _Watch:
@@ -162,13 +150,11 @@ class Recorder:
 
     def left_to_native(self, backend: str, equation: str, reason: str) -> None:
         """Count a patched call that went to the framework's own function."""
-        key = backend, equation, current_label.get(), caller(), reason
-        self.native[key] = self.native.get(key, 0) + 1
+        self.native[backend, equation, current_label.get(), caller(), reason] += 1
 
     def attention(self) -> None:
         """Count a patched call of attention that is ours."""
-        key = current_label.get(), caller()
-        self.attended[key] = self.attended.get(key, 0) + 1
+        self.attended[current_label.get(), caller()] += 1
 
     def called(self, call: Called) -> None:
         """Keep an operator or an attention of a new kind that was called; a contraction is watched."""
