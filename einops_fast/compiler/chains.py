@@ -167,7 +167,7 @@ class _Prices:
             self.guess = dict.fromkeys(symbols, guess)
             own = self._in_pairs(self.chain.order)
             most = [self.elements(each) for each in [*self._results(own), *map(_operands, range(len(self.labels)))]]
-            found = self._searched(frozenset(range(len(self.labels))))
+            found = self._joined({frozenset([at]): at for at in range(len(self.labels))})
             before, after = self._price(own), self._price(found)
             largest = [self.elements(each) for each in self._results(found)]
             small = all(any(_is_never_less(one, other) for one in most) for other in largest)
@@ -220,9 +220,6 @@ class _Prices:
             return order
         parts = [self._in_pairs(each) for each in order]
         return parts[0] if len(parts) == 1 else self._joined({_operands(part): part for part in parts})
-
-    def _searched(self, operands: frozenset[int]) -> Tree:
-        return self._joined({frozenset([at]): at for at in operands})
 
     def _joined(self, parts: dict[frozenset[int], Tree]) -> Tree:
         """Return the order of least price in which parts are contracted by pairs."""
