@@ -11,7 +11,7 @@ from einops_fast.attention.arguments import read_call
 from einops_fast.attention.choice import choose, is_refusal, refusals, remember_refusal, warn_of_refusals
 from einops_fast.attention.options import Options, Request
 from einops_fast.attention.packed import of_nested_tensors
-from einops_fast.attention.prepare import GivenCall, Plan, make_plan
+from einops_fast.attention.prepare import Plan, make_plan
 from einops_fast.attention.registry import Prepared, allowed_names, unchecked_names
 from einops_fast.attention.traced import known_call, known_kinds, known_options, known_plan, may_be_known
 from einops_fast.backends import Backend, awake_types, backend_for_type, get_backend
@@ -275,13 +275,13 @@ def own_call(arrays: Mapping[str, Any]) -> tuple[Backend, dict[str, Any]]:
 
 def _first(plan: Plan, arrays: tuple[Any, ...], mode: str) -> tuple[Prepared, bool, Any]:
     """Choose; return what does the call, whether that holds for later ones like it, and the result."""
-    spec, call = plan.spec, GivenCall(plan, arrays)
+    spec = plan.spec
     # Sizes in a recorded call stand for any, and what a measurement runs would be recorded.
     recorded = get_backend(spec.framework).is_recording()
     refusal: RuntimeError | None = None
     while True:
         try:
-            decision = choose(spec, mode, call, recorded=recorded)
+            decision = choose(plan, mode, arrays, recorded=recorded)
         except OperandError:
             if refusal is None:
                 raise
@@ -323,7 +323,7 @@ def attend_traced(request: Request, arrays: dict[str, Any]) -> Any:
         if known is not None:
             return known_call(known, arrays)
     plan = plan_of(request, arrays, "torch")
-    return choose(plan.spec, "never", quiet=True).implementation.by_views(plan).run(*arrays.values())
+    return choose(plan, "never", quiet=True).implementation.by_views(plan).run(*arrays.values())
 
 
 def plan_of(request: Request, arrays: Mapping[str, Any], framework: str) -> Plan:
