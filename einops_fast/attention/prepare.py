@@ -86,8 +86,8 @@ def make_plan(request: Request, arrays: Mapping[str, Any], framework: str, state
     by_name = {name: view for name, view, _ in views}
     given = zip(shapes, (q, k, v), views, strict=False)
     canonical = [view.layout(shape, _strides(array, framework))[1] for shape, array, (_, view, _) in given]
-    order, perm, shape = axes.result(pattern.v_head_dim)
-    _, lse_perm, lse_shape = axes.result()
+    order, result = axes.result(pattern.v_head_dim)
+    _, log = axes.result()
     full = (*axes.size(axes.batch), axes.sizes[axes.queries], axes.sizes[axes.keys])
 
     def seen(name: str) -> tuple[int, ...] | None:
@@ -122,13 +122,7 @@ def make_plan(request: Request, arrays: Mapping[str, Any], framework: str, state
         **settings,
         **state,
     )
-    return Plan(
-        spec,
-        views,
-        arrays_of(framework),
-        View(None, perm, shape),
-        View(None, lse_perm, lse_shape),
-    )
+    return Plan(spec, views, arrays_of(framework), result, log)
 
 
 def _device(array: Any, framework: str) -> str:
