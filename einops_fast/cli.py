@@ -4,12 +4,11 @@ look at the cache and at metrics."""
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import os
 import runpy
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import ModuleType
@@ -21,7 +20,7 @@ from einops_fast.compiler.report import fusions
 from einops_fast.errors import EinsumError
 from einops_fast.explain import explain_shapes
 from einops_fast.observing.profile import profile
-from einops_fast.observing.tables import print_table
+from einops_fast.observing.tables import lasting, print_table
 from einops_fast.patching.patch import FUNCTIONS, patch
 from einops_fast.planning.cost import ITEM_SIZES
 from einops_fast.runtime import disk_cache
@@ -68,7 +67,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "explain": _explain, "cache": _cache, "device": _device, "metrics": _metrics, "tune": _tune
     }.get(options.command)  # fmt: skip
     if printing is not None:
-        return _printed(printing, options)
+        status = 0
+        with lasting():
+            status = printing(options)
+        return status
     if not (options.patch or options.profile):
         run_parser.error("give --patch NAME, --profile or both")
     if not (options.module or options.code or options.script):
@@ -197,25 +199,6 @@ def _shape(text: str) -> tuple[int, ...]:
         return tuple(int(size) for size in sizes.split(",")) if sizes.strip() else ()
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is no shape; write 64,100 or ()") from None
-
-
-def _printed(command: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
-    """Run a command that prints what any standard output can encode, and nothing more once that is closed."""
-    stream, status = sys.stdout, 0
-    known = stream.errors if isinstance(stream, io.TextIOWrapper) else None
-    if isinstance(stream, io.TextIOWrapper):
-        stream.reconfigure(errors="backslashreplace")
-    try:
-        status = command(options)
-        stream.flush()
-    except BrokenPipeError:
-        # What is left would be written when Python ends.
-        with open(os.devnull, "w") as nowhere:
-            os.dup2(nowhere.fileno(), stream.fileno())
-    finally:
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors=known)
-    return status
 
 
 def _run(options: argparse.Namespace) -> int:

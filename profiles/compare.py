@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import os
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
 from einops_fast.observing.progress import progress
+from einops_fast.observing.tables import lasting
 from einops_fast.profiles.frameworks import installed
 from einops_fast.profiles.processes import run_worker
 from einops_fast.profiles.reporting import report
@@ -94,7 +92,7 @@ def run_studies(names: Sequence[str], run: Run) -> int:
     if results:
         page = run.folder / ("report.html" if all(result.whole for result in results) else "report-partial.html")
         page.write_text(html_page(results), encoding="utf-8")
-        with _lasting():
+        with lasting():
             print(f"wrote {page}")
     return max(outcome.status for outcome in outcomes)
 
@@ -131,7 +129,7 @@ def run_study(name: str, run: Run) -> Outcome:
         base = report.slug(f"{name}{cases}", report.measured_on(found.machines))
         paths = report.save(run.folder / "-".join((base, *options.dtypes)), result, tables)
         paths += draw(result, run.folder / base) if result.whole else []
-    with _lasting():
+    with lasting():
         _show(tables, found, rows, run.verbose)
         for path in paths:
             print(f"wrote {path}")
@@ -185,19 +183,6 @@ def _result(
         quick=options.quick,
         peers=options.peers,
     )
-
-
-@contextmanager
-def _lasting() -> Iterator[None]:
-    """Print what any standard output can encode, and nothing more once nobody reads: what is measured is kept."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
-    try:
-        yield
-        sys.stdout.flush()
-    except BrokenPipeError:
-        with open(os.devnull, "w") as nowhere:
-            os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def _show(tables: Sequence[report.Table], found: _Found, rows: Sequence[Row], verbose: bool) -> None:

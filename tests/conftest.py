@@ -3,6 +3,7 @@
 import functools
 import gc
 import os
+import sys
 from collections.abc import Generator, Iterator
 from contextlib import suppress
 from typing import Any
@@ -65,6 +66,11 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, p
     return report
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with what takes longest, compilations for GPUs, so that no worker waits for it at the end."""
+    items.sort(key=lambda item: not hasattr(getattr(item, "module", None), "printed"))
+
+
 def pytest_collection_finish() -> None:
     """What is there until the end, modules and tests, needn't be gone through whenever garbage is collected."""
     gc.collect()
@@ -84,7 +90,17 @@ def same_numbers_in_every_run() -> None:
         import torch
     except ImportError:
         return
-    torch.manual_seed(0)
+    # That of all devices keeps a stack for each that isn't there.
+    seed = torch.manual_seed if has_cuda() else torch.default_generator.manual_seed
+    seed(0)
+
+
+@pytest.fixture(autouse=True)
+def guards_without_their_time() -> None:
+    """torch.compile flushes the processor's caches to measure how long guards take, which nobody asks here."""
+    guards: Any = sys.modules.get("torch._dynamo.guards")
+    if guards is not None:
+        guards.profile_guard_manager = lambda *given: 0.0
 
 
 @pytest.fixture(autouse=True)

@@ -18,21 +18,6 @@ def recorded(function: type[torch.autograd.Function]) -> Callable[..., Any]:
 
     What :meth:`torch.autograd.Function.apply` does besides is for transforms, and for functions with a
     ``setup_context`` of their own.
-
-    Example:
-        >>> import torch
-        >>> from einops_fast.backends.torch.function import recorded
-        >>> class Scaled(torch.autograd.Function):
-        ...     @staticmethod
-        ...     def forward(ctx, by, tensor):
-        ...         ctx.by = by
-        ...         return tensor * by
-        ...     @staticmethod
-        ...     def backward(ctx, grad):
-        ...         return None, grad * ctx.by
-        >>> x = torch.ones(2, requires_grad=True)
-        >>> torch.autograd.grad(recorded(Scaled)(3.0, x).sum(), x)
-        (tensor([3., 3.]),)
     """
     base: Any = super(torch.autograd.Function, function)
     apply = base.apply

@@ -18,13 +18,6 @@ def gradients_by_torch(
     A function of several results has a gradient of each, or ``None``, in ``back``. Gradients are taken of aliases: one
     tensor may have been computed from another, as an input of a layer is from a weight that two layers share. Through
     the tensors themselves, that way would count here, and again where autograd gets there.
-
-    Example:
-        >>> import torch
-        >>> from einops_fast.backends.torch.gradients import gradients_by_torch
-        >>> x = torch.tensor(3.0, requires_grad=True)
-        >>> gradients_by_torch(torch.mul, (2 * x, x), (True, True), torch.tensor(1.0))
-        (tensor(3., grad_fn=<MulBackward0>), tensor(6., grad_fn=<MulBackward0>))
     """
     aliases = [None if each is None else each.view_as(each) for each in tensors]
     of: list[Any] = [each for each, is_wanted in zip(aliases, wanted, strict=True) if is_wanted]

@@ -11,7 +11,7 @@ from einops_fast.attention.arguments import read_call
 from einops_fast.attention.choice import choose, is_refusal, refusals, remember_refusal, warn_of_refusals
 from einops_fast.attention.options import Options, Request
 from einops_fast.attention.packed import of_nested_tensors
-from einops_fast.attention.prepare import GivenCall, Plan, make_plan
+from einops_fast.attention.prepare import Plan, make_plan
 from einops_fast.attention.registry import Prepared, allowed_names, unchecked_names
 from einops_fast.attention.traced import known_call, known_kinds, known_options, known_plan, may_be_known
 from einops_fast.backends import Backend, awake_types, backend_for_type, get_backend
@@ -27,6 +27,9 @@ from einops_fast.runtime.tracing import is_tracing
 from einops_fast.runtime.tuning import current_mode, unchecked_mode
 
 __all__ = ["attend", "attend_traced", "attention", "known", "own_call", "plan_of"]
+
+_SIDES = frozenset({int, type(None)})
+"""Of what the sides of a window are in calls that are kept by their words: what is in an array may change."""
 
 
 def attention(
@@ -113,20 +116,24 @@ def attention(
     """
     words: Hashable = None
     if (
-        alibi_slopes is sinks is segment_ids is cu_seqlens_q is cu_seqlens_kv is cache_seqlens is block_table is window
-        is None and type(softcap) is float and type(dropout_p) is float and (scale is None or type(scale) is float)
-        and len(operands) > 2 and type(bias) is not tuple and type(mask) is not tuple and not tracing.is_followed()
-        and not torch_state.is_strict()
+        segment_ids is cu_seqlens_q is cu_seqlens_kv is None
+        and (window is None or (type(window) is tuple and _SIDES.issuperset(map(type, window))))
+        and type(softcap) is float and type(dropout_p) is float and (scale is None or type(scale) is float)
+        and len(operands) > 2 and not tracing.is_followed() and not torch_state.is_strict()
     ):  # fmt: skip
-        words = (
-            operands[:-3], layout, sequence, causal, softcap, scale, dropout_p, alignment, return_lse, bias is None,
-            mask is None, deterministic, unchecked_names(), unchecked_mode(), registry.generation,
-        )  # fmt: skip
         arrays = operands[-3:]
-        if bias is not None:
-            arrays = (*arrays, bias)
-        if mask is not None:
-            arrays = (*arrays, mask)
+        further: tuple[Any, ...] = ()
+        if not (bias is mask is alibi_slopes is sinks is cache_seqlens is block_table is None):
+            for array in (bias, mask, alibi_slopes, sinks, cache_seqlens, block_table):
+                named = type(array) is tuple and len(array) == 2 and type(array[0]) is str
+                axes, array = array if named else (array is None, array)
+                further = (*further, axes)
+                if array is not None:
+                    arrays = (*arrays, array)
+        words = (
+            operands[:-3], layout, sequence, causal, window, softcap, scale, dropout_p, alignment, return_lse, further,
+            deterministic, unchecked_names(), unchecked_mode(), registry.generation,
+        )  # fmt: skip
         run = known(words, arrays)
         if run is not None:
             return run(*arrays)
@@ -268,13 +275,13 @@ def own_call(arrays: Mapping[str, Any]) -> tuple[Backend, dict[str, Any]]:
 
 def _first(plan: Plan, arrays: tuple[Any, ...], mode: str) -> tuple[Prepared, bool, Any]:
     """Choose; return what does the call, whether that holds for later ones like it, and the result."""
-    spec, call = plan.spec, GivenCall(plan, arrays)
+    spec = plan.spec
     # Sizes in a recorded call stand for any, and what a measurement runs would be recorded.
     recorded = get_backend(spec.framework).is_recording()
     refusal: RuntimeError | None = None
     while True:
         try:
-            decision = choose(spec, mode, call, recorded=recorded)
+            decision = choose(plan, mode, arrays, recorded=recorded)
         except OperandError:
             if refusal is None:
                 raise
@@ -316,7 +323,7 @@ def attend_traced(request: Request, arrays: dict[str, Any]) -> Any:
         if known is not None:
             return known_call(known, arrays)
     plan = plan_of(request, arrays, "torch")
-    return choose(plan.spec, "never", quiet=True).implementation.by_views(plan).run(*arrays.values())
+    return choose(plan, "never", quiet=True).implementation.by_views(plan).run(*arrays.values())
 
 
 def plan_of(request: Request, arrays: Mapping[str, Any], framework: str) -> Plan:

@@ -174,8 +174,6 @@ class Axes:
         return self.view(term, shape, wanted)
 
     def _expected(self, letter: str, tail: str, what: str) -> int:
-        if letter not in self.asked + tail and not (self.groups or self.merged):
-            raise SubscriptsError(f"{what} can't have axis '{self._spelling(letter)}'")
         if self.merged and letter == self.merged[0]:
             return self.sizes[self.merged[1]]
         if self.groups and letter == self.groups[0]:
@@ -189,12 +187,8 @@ class Axes:
             return PACKED
         return "query" if letter == _ONE_QUERY else spelled(self.pattern, letter)
 
-    def result(self, tail: str = "") -> tuple[tuple[int, ...], tuple[int, ...] | None, tuple[int, ...] | None]:
-        """Return how the canonical result is brought back to the asked order, with ``tail`` after the queries.
-
-        That is the order of the canonical axes in memory; the same where a permutation is needed; the shape after it
-        where that differs.
-        """
+    def result(self, tail: str = "") -> tuple[tuple[int, ...], View]:
+        """Return the order of the canonical result's axes in memory, ``tail`` being last, and the view asked for."""
         canonical = self.batch + self.queries + tail
         kept = [letter for letter in self.pattern.result if letter in self.asked + self.queries + tail]
         apart = ""
@@ -209,7 +203,7 @@ class Axes:
         inserted = [at for at, letter in enumerate(canonical) if letter not in apart]
         order = (*inserted, *[canonical.index(letter) for letter in apart])
         perm = None if order == tuple(range(len(order))) else order
-        return order, perm, tuple(shape) if len(shape) < len(canonical) else None
+        return order, View(None, perm, tuple(shape) if len(shape) < len(canonical) else None)
 
 
 def bind_axes(

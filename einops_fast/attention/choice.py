@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from einops_fast.attention.registry import Implementation, allowed_names, candidates, none_left
-from einops_fast.attention.spec import AttentionSpec
 from einops_fast.runtime.plan_cache import emptied_with_plans, keep
 
 if TYPE_CHECKING:
-    from einops_fast.attention.prepare import GivenCall
+    from einops_fast.attention.prepare import Plan
 
 __all__ = ["Decision", "Undecided", "choose", "is_refusal", "refusals", "remember_refusal", "warn_of_refusals"]
 
@@ -75,14 +74,15 @@ class Decision:
 
 
 def choose(
-    spec: AttentionSpec, mode: str, call: GivenCall | None = None, quiet: bool = False, recorded: bool = False
+    plan: Plan, mode: str, arrays: Sequence[Any] | None = None, quiet: bool = False, recorded: bool = False
 ) -> Decision:
-    """Choose an implementation; where none that is allowed can do it, an error lists the reasons of all."""
-    if call is None or quiet or recorded:
+    """Choose an implementation for calls of such arrays; an error lists the reasons of all that can't do them."""
+    spec = plan.spec
+    if arrays is None or quiet or recorded:
         answers = candidates(spec, recorded=recorded)
     else:
         refused = refusals.get(spec, {})
-        answers = [(name, refused.get(name) or answer) for name, answer in candidates(spec, call.inputs)]
+        answers = [(name, refused.get(name) or answer) for name, answer in candidates(spec, plan.inputs(arrays))]
     able = [answer for _, answer in answers if isinstance(answer, Implementation)]
     if not able:
         raise none_left(answers)
@@ -102,7 +102,7 @@ def choose(
     from einops_fast.attention.measured import choose_by_time
     from einops_fast.backends.torch.attention.implementations.clock import TorchClock
 
-    return choose_by_time(answers, spec, mode, call, TorchClock(spec.device))
+    return choose_by_time(answers, plan, mode, arrays, TorchClock(spec.device))
 
 
 def is_refusal(error: BaseException, kind: type[Exception] = RuntimeError) -> bool:

@@ -9,7 +9,6 @@ from einops_fast.attention.arguments import read_call
 from einops_fast.attention.attend import attention, own_call, plan_of
 from einops_fast.attention.options import Options
 from einops_fast.attention.packed import of_nested_tensors
-from einops_fast.attention.prepare import GivenCall
 from einops_fast.errors import EinsumError
 
 if TYPE_CHECKING:
@@ -50,4 +49,4 @@ def explain_attention(*operands: Any, **options: Any) -> AttentionExplanation:
     # Few programs explain anything: none should wait for this when it imports the package.
     from einops_fast.attention.explanation import explanation_of_attention
 
-    return explanation_of_attention(text, GivenCall(plan, (*arrays.values(),)))
+    return explanation_of_attention(text, plan, (*arrays.values(),))

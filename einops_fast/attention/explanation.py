@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 from einops_fast.attention.arrays import arrays_of
 from einops_fast.attention.choice import Decision, choose
 from einops_fast.attention.memory import current_score_memory
 from einops_fast.attention.prediction import attention_bytes, attention_flops
-from einops_fast.attention.prepare import GivenCall
+from einops_fast.attention.prepare import Plan
 from einops_fast.attention.registry import Implementation
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.backends import get_backend
@@ -113,10 +114,10 @@ def _features(spec: AttentionSpec) -> list[str]:
     return found + [text for name, text in names.items() if getattr(spec, name)]
 
 
-def explanation_of_attention(text: str, call: GivenCall) -> AttentionExplanation:
+def explanation_of_attention(text: str, plan: Plan, arrays: Sequence[Any]) -> AttentionExplanation:
     """Return the plan, and what would be chosen for these arrays now; nothing is measured."""
-    spec, inputs = call.plan.spec, call.inputs
-    decision = choose(spec, "never", call)
+    spec, inputs = plan.spec, plan.inputs(arrays)
+    decision = choose(plan, "never", arrays)
     lengths_known = not spec.varlen or spec.device.startswith("cpu")
     return AttentionExplanation(
         text,

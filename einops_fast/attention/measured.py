@@ -10,7 +10,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from einops_fast.attention.choice import Decision, Undecided
-from einops_fast.attention.prepare import GivenCall
+from einops_fast.attention.prepare import Plan
 from einops_fast.attention.registry import Implementation
 from einops_fast.attention.spec import AttentionSpec
 from einops_fast.runtime.choosing import Chooser, Record, circumstances, recall
@@ -30,14 +30,14 @@ _BY_TIME = "measured to be the fastest"
 
 def choose_by_time(
     answers: Sequence[tuple[str, Implementation | str]],
-    spec: AttentionSpec,
+    plan: Plan,
     mode: str,
-    call: GivenCall | None,
+    arrays: Sequence[Any] | None,
     clock: TorchClock,
 ) -> Decision:
     """Choose the fastest of the implementations that can do a problem, which are one at least."""
     able = [answer for _, answer in answers if isinstance(answer, Implementation)]
-    on = clock.ceilings()
+    spec, on = plan.spec, clock.ceilings()
     predicted = {way.name: way.seconds(spec, on) for way in able}
     able.sort(key=lambda way: predicted[way.name])
     if len(able) == 1:
@@ -55,15 +55,15 @@ def choose_by_time(
     # Calls that differ in sizes only pay together for compiling.
     alike = "attention", spec.device, json.dumps({**kind, "heads": 0, "q_len": 0, "kv_len": 0}, sort_keys=True)
 
-    if mode == "auto" and call is not None and clock.may_measure():
+    if mode == "auto" and arrays is not None and clock.may_measure():
         return _at_once(able, answers, Undecided(able, predicted, key, alike))
 
     def near() -> Sequence[Implementation]:
         return _near([way for way in able if predicted[way.name] >= way.host[spec.gradients]] or able, predicted, mode)
 
     def measured(ways: Sequence[Implementation]) -> Record | None:
-        assert call is not None
-        makers = {way.name: partial(clock.run_of, way, call) for way in ways}
+        assert arrays is not None
+        makers = {way.name: partial(clock.run_of, way, plan, arrays) for way in ways}
         with clock.aside():
             times = time_runs(makers, clock, ATTENTION)
         return record_of(times, list(makers), [way.name for way in ways if way.preferred], ATTENTION)
@@ -75,7 +75,7 @@ def choose_by_time(
         lambda: able[0],
         able[0],
         measured,
-        lambda: call is not None and clock.may_measure(),
+        lambda: arrays is not None and clock.may_measure(),
     )
     if choice.record is not None:
         return Decision(choice.way, _BY_TIME, answers, predicted, _times(choice.record))

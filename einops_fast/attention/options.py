@@ -51,18 +51,7 @@ class Request(NamedTuple):
 
 
 def plain_options(options: Options) -> Options:
-    """Return the options with numbers as Python's.
-
-    Raises:
-        OperandError: one has a gradient, which nobody would compute.
-        EinsumError: one is no number.
-
-    Example:
-        >>> import numpy as np
-        >>> from einops_fast.attention.options import Options, plain_options
-        >>> tuple(plain_options(Options(True, None, np.int64(2), np.inf, np.float64(0.5), 0)))
-        (True, None, (2, 2), 0.0, 0.5, 0.0, False, False)
-    """
+    """Return the options with numbers as Python's; none has a gradient, which nobody would compute."""
     causal, alignment, window, softcap, scale, dropout_p, *others = options
     if type(softcap) is not float:
         softcap = _number("softcap", softcap or 0.0)
@@ -109,17 +98,7 @@ def whole_number(value: Any) -> int:
 
 
 def count(name: str, value: Any, what: str, least: int | None = 1) -> int:
-    """Return a whole number of any kind as Python's.
-
-    Raises:
-        EinsumError: it is none.
-
-    Example:
-        >>> import numpy as np
-        >>> from einops_fast.attention.options import count
-        >>> count('chunk', np.int64(2), 'a number of rows')
-        2
-    """
+    """Return a whole number of any kind as Python's."""
     try:
         found = whole_number(value)
         if least is None or found >= least:

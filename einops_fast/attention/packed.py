@@ -16,14 +16,6 @@ def apart(packed: Any, axis: int, sizes: Sequence[int] | None = None) -> tuple[A
     """Return views of an array's parts along an axis: of these sizes, or without the axis, one for each position.
 
     Of torch's tensors, the gradients of the parts are joined without a copy where our kernels have written them.
-
-    Example:
-        >>> import numpy as np
-        >>> from einops_fast.attention.packed import apart
-        >>> [part.shape for part in apart(np.zeros((2, 3, 5)), 1)]
-        [(2, 5), (2, 5), (2, 5)]
-        >>> [part.shape for part in apart(np.zeros((2, 3, 5)), -1, (4, 1))]
-        [(2, 3, 4), (2, 3, 1)]
     """
     if getattr(packed, "is_nested", False):
         parts: tuple[Any, ...] = of_nested_tensors().parts(packed, axis)

@@ -96,18 +96,7 @@ def read_pattern(
     others: tuple[str, ...] = (),
     paged: bool = False,
 ) -> Pattern:
-    """Read a pattern for operands of these ranks.
-
-    Raises:
-        SubscriptsError: the pattern is malformed, or an axis can't be anything.
-        ShapeError: a term doesn't fit the rank of its operand.
-
-    Example:
-        >>> from einops_fast.attention.pattern import read_pattern
-        >>> pattern = read_pattern('b h i d, b g j d, b g j e -> b h i e', (4, 4, 4))
-        >>> pattern.queries, pattern.keys, pattern.heads, pattern.head_dim
-        ('i', 'j', ('h', 'g'), 'd')
-    """
+    """Read a pattern for operands of these ranks."""
     return _read_pattern(text, ranks, sequence, others, paged)
 
 
@@ -304,20 +293,10 @@ class Layout:
 
 
 def read_layout(layout: str, paged: bool = False) -> Layout:
-    """Turn a layout into a pattern.
+    """Turn a layout into a pattern; if ``paged``, k and v have pages in place of the batch.
 
-    Args:
-        layout: one letter per axis, in any order: ``b`` batch, ``h`` heads, ``s`` positions, or ``t`` positions of
-            all sequences one after the other, ``d`` features, ``3`` for q, k and v in one array.
-        paged: whether k and v have pages in place of the batch.
-
-    Raises:
-        SubscriptsError: it isn't such a layout.
-
-    Example:
-        >>> from einops_fast.attention.pattern import read_layout
-        >>> read_layout('bshd').pattern
-        'b i h d, b j g d, b j g e -> b i h e'
+    It has a letter per axis, in any order: ``b`` batch, ``h`` heads, ``s`` positions, or ``t`` positions of all
+    sequences one after the other, ``d`` features, ``3`` for q, k and v in one array.
     """
     if not isinstance(layout, str):
         raise SubscriptsError(f"layout is a text with a letter for each axis, not {layout!r}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from einops_fast.attention.arrays import Arrays, arrays_of
@@ -16,7 +15,7 @@ from einops_fast.backends import get_backend
 from einops_fast.dtypes import FLOATS, dtype_name
 from einops_fast.errors import EinsumError, OperandError, ShapeError
 
-__all__ = ["INTEGERS", "GivenCall", "Plan", "check_options", "make_plan"]
+__all__ = ["INTEGERS", "Plan", "check_options", "make_plan"]
 
 _CAPS = 1e-30, 1e30
 """A lower softcap leaves nothing of scores, a higher one all; what is computed on the way are numbers of float32's."""
@@ -72,24 +71,6 @@ class Plan:
         return result if lse is None else (result, self.log(lse, self.on.permute))
 
 
-@dataclass(frozen=True)
-class GivenCall:
-    """A plan and arrays as a caller has them, which stand for all calls of their kind.
-
-    Attributes:
-        plan: the plan.
-        arrays: the arrays, in the order of its views.
-    """
-
-    plan: Plan
-    arrays: tuple[Any, ...]
-
-    @cached_property
-    def inputs(self) -> AttentionInputs:
-        """The arrays as canonical views."""
-        return self.plan.inputs(self.arrays)
-
-
 def make_plan(request: Request, arrays: Mapping[str, Any], framework: str, state: Mapping[str, Any]) -> Plan:
     """Check the arguments of a call and think it through."""
     options, longest, patterns = request.options, request.longest, dict(request.patterns)
@@ -105,8 +86,8 @@ def make_plan(request: Request, arrays: Mapping[str, Any], framework: str, state
     by_name = {name: view for name, view, _ in views}
     given = zip(shapes, (q, k, v), views, strict=False)
     canonical = [view.layout(shape, _strides(array, framework))[1] for shape, array, (_, view, _) in given]
-    order, perm, shape = axes.result(pattern.v_head_dim)
-    _, lse_perm, lse_shape = axes.result()
+    order, result = axes.result(pattern.v_head_dim)
+    _, log = axes.result()
     full = (*axes.size(axes.batch), axes.sizes[axes.queries], axes.sizes[axes.keys])
 
     def seen(name: str) -> tuple[int, ...] | None:
@@ -141,13 +122,7 @@ def make_plan(request: Request, arrays: Mapping[str, Any], framework: str, state
         **settings,
         **state,
     )
-    return Plan(
-        spec,
-        views,
-        arrays_of(framework),
-        View(None, perm, shape),
-        View(None, lse_perm, lse_shape),
-    )
+    return Plan(spec, views, arrays_of(framework), result, log)
 
 
 def _device(array: Any, framework: str) -> str:

@@ -278,7 +278,7 @@ def _block(on: Arrays, spec: AttentionSpec, wide: str, start: int, *arrays: Any)
     # What can be done to queries and results isn't done to all scores.
     scores = on.einsum("...id,...jd->...ij", q * (spec.scale / (spec.softcap or 1.0)), k)
     if spec.softcap:
-        scores = on.tanh(scores) * spec.softcap
+        scores = on.xp.tanh(scores) * spec.softcap
     if x.bias is not None:
         scores = scores + on.cast(x.bias, wide)
     ahead = distance(spec, x, on, start)
@@ -294,13 +294,13 @@ def _block(on: Arrays, spec: AttentionSpec, wide: str, start: int, *arrays: Any)
         largest = on.maximum(largest, sinks)
     # A row without any key has no largest score.
     largest = on.where(largest == -inf, on.full((1,) * rank, 0.0, q), largest)
-    weights = on.exp(scores - largest)
+    weights = on.xp.exp(scores - largest)
     total = on.sum(weights)
     if sinks is not None:
-        total = total + on.exp(sinks - largest)
+        total = total + on.xp.exp(sinks - largest)
     empty = total == 0
     one = on.where(empty, on.full((1,) * rank, 1.0, q), total)
-    lse = on.where(empty, -inf, on.log(one) + largest)[..., 0]
+    lse = on.where(empty, -inf, on.xp.log(one) + largest)[..., 0]
     if spec.dropout_p:
         weights = on.dropout(weights, spec.dropout_p)
     result = on.quotient(on.einsum("...ij,...je->...ie", weights, v), one)

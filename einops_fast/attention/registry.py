@@ -6,7 +6,6 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -143,14 +142,9 @@ class Implementation(ABC):
         return Prepared(call)
 
 
-@dataclass
-class _Entry:
-    framework: str
-    factory: Callable[[], Implementation]
-
-
 _lock = threading.RLock()
-_entries: dict[str, _Entry] = {}
+#: By name, the framework and what makes the implementation.
+_entries: dict[str, tuple[str, Callable[[], Implementation]]] = {}
 _made: dict[str, Implementation | str] = {}
 _restriction: ContextVar[tuple[str, ...] | None] = ContextVar("einops_fast_attention_backend", default=None)
 #: What :func:`allowed_names` returns while nothing is traced.
@@ -175,7 +169,7 @@ def register_implementation(name: str, framework: str, factory: Callable[[], Imp
     check_registration(factory, name=name, framework=framework)
     global generation
     with _lock:
-        _entries[name] = _Entry(framework, factory)
+        _entries[name] = framework, factory
         _made.pop(name, None)
         generation = str(int(generation) + 1)
 
@@ -197,7 +191,7 @@ def _wake(names: tuple[str, ...]) -> bool:
         for name in names:
             if name not in _made:
                 try:
-                    made = _entries[name].factory()
+                    made = _entries[name][1]()
                     if not isinstance(made, Implementation):
                         what = f"made a {type(made).__name__}, which is no Implementation"
                         raise OperandError(f"the factory of attention {name!r} {what}")
@@ -223,9 +217,9 @@ def candidates(
     """Return all implementations that a call may use, each as itself or as the reason why it can't be used."""
     found: list[tuple[str, Implementation | str]] = []
     names = allowed_names() or tuple(_entries)
-    _wake(tuple([name for name in names if _entries[name].framework in ("", spec.framework)]))
+    _wake(tuple([name for name in names if _entries[name][0] in ("", spec.framework)]))
     for name in names:
-        framework = _entries[name].framework
+        framework, _ = _entries[name]
         if framework and framework != spec.framework:
             found.append((name, f"it takes {framework} arrays only"))
             continue

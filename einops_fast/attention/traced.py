@@ -111,7 +111,7 @@ def known_plan(
     arrays = {name: _Kind(*kind) for name, *kind in kinds}
     try:
         plan = make_plan(Request(pattern, sequence, Options(*options), patterns, longest), arrays, "torch", state)
-        way = choose(plan.spec, "never", quiet=True).implementation
+        way = choose(plan, "never", quiet=True).implementation
         knows = way.knows(plan.spec)
     except Exception:
         return None

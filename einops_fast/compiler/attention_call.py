@@ -25,59 +25,39 @@ _ABSORBS = -1e9
 
 
 class Mask(NamedTuple):
-    """A mask of scores.
+    """A mask of scores."""
 
-    Attributes:
-        read: the tensor; one that isn't boolean is made of zeros and ones.
-        seen: whether True stands for a key that is seen.
-        fill: what is in the place of the scores of the other keys.
-        biased: whether something is added to that.
-    """
-
-    read: Read
-    seen: bool
-    fill: float
-    biased: bool = False
+    read: Read  # the tensor; one that isn't boolean is made of zeros and ones
+    seen: bool  # whether True stands for a key that is seen
+    fill: float  # what is in the place of the scores of the other keys
+    biased: bool = False  # whether something is added to that
 
 
 @dataclass
 class Attention(Match):
-    """One attention as it was found.
+    """One attention as it was found."""
 
-    Attributes:
-        node: the product with the values, or what normalizes that. The other attributes of a match are as there.
-        result: what indexes it.
-        q, k, v: the operands, as they lie in memory.
-        keys: the label that is summed over.
-        features: the label that q and k are multiplied along.
-        scale: of the products of q and k; ``None`` for the square root of their width.
-        softcap: as in :func:`einops_fast.attention`.
-        dropout_p: of the weights.
-        biases: what is added to the scores.
-        masks: what hides keys.
-        hidden: what the program has in rows without a key: ``'mean'`` of all values where they are hidden by a large
-            number, ``'nan'``, ``'zeros'``, or ``'unknown'``.
-        logs: nodes that are the log-sum-exp of the scores, each with what indexes it, and whether it is NaN where all
-            scores are ``-inf``.
-        band: keys that are shown without a mask.
-    """
-
-    node: Node
-    result: Dims
+    node: Node  # the product with the values, or what normalizes that. The other attributes of a match are as there.
+    result: Dims  # what indexes it
+    # the operands, as they lie in memory
     q: Read
     k: Read
     v: Read
-    keys: tuple[Label, ...]
-    features: tuple[Label, ...]
-    scale: float | None
-    softcap: float
-    dropout_p: float
-    biases: list[Read]
-    masks: list[Mask]
+    keys: tuple[Label, ...]  # the label that is summed over
+    features: tuple[Label, ...]  # the label that q and k are multiplied along
+    scale: float | None  # of the products of q and k; `None` for the square root of their width
+    softcap: float  # as in `einops_fast.attention`
+    dropout_p: float  # of the weights
+    biases: list[Read]  # what is added to the scores
+    masks: list[Mask]  # what hides keys
+    # what the program has in rows without a key: `'mean'` of all values where they are hidden by a large number,
+    # `'nan'`, `'zeros'`, or `'unknown'`
     hidden: str
+    # nodes that are the log-sum-exp of the scores, each with what indexes it, and whether it is NaN where all
+    # scores are `-inf`
     logs: list[tuple[Node, Dims, bool]] = field(default_factory=list)
     inner: list[Node] = field(default_factory=list)
-    band: Band | None = None
+    band: Band | None = None  # keys that are shown without a mask
 
     @property
     def outputs(self) -> list[Node]:

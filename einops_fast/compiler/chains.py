@@ -42,25 +42,15 @@ Tree = int | tuple[Any, ...]
 
 @dataclass
 class Chain(Match):
-    """Contractions whose results only the next one uses.
+    """Contractions whose results only the next one uses."""
 
-    Attributes:
-        node: the last of them.
-        result: what indexes it.
-        reads: the operands.
-        order: the program's.
-        factor: what the result is multiplied by.
-        addend: what is added to it, and what that is multiplied by.
-        inner: nodes between operands and result.
-    """
-
-    node: Node
-    result: Dims
-    reads: list[Read] = field(default_factory=list)
-    order: Tree = ()
-    factor: float = 1.0
-    addend: tuple[Node, float] | None = None
-    inner: list[Node] = field(default_factory=list)
+    node: Node  # the last of them
+    result: Dims  # what indexes it
+    reads: list[Read] = field(default_factory=list)  # the operands
+    order: Tree = ()  # the program's
+    factor: float = 1.0  # what the result is multiplied by
+    addend: tuple[Node, float] | None = None  # what is added to it, and what that is multiplied by
+    inner: list[Node] = field(default_factory=list)  # nodes between operands and result
 
     def insert(self, graph: Graph) -> Inserted:
         """Put in contractions of two tensors each."""
@@ -177,7 +167,7 @@ class _Prices:
             self.guess = dict.fromkeys(symbols, guess)
             own = self._in_pairs(self.chain.order)
             most = [self.elements(each) for each in [*self._results(own), *map(_operands, range(len(self.labels)))]]
-            found = self._searched(frozenset(range(len(self.labels))))
+            found = self._joined({frozenset([at]): at for at in range(len(self.labels))})
             before, after = self._price(own), self._price(found)
             largest = [self.elements(each) for each in self._results(found)]
             small = all(any(_is_never_less(one, other) for one in most) for other in largest)
@@ -230,9 +220,6 @@ class _Prices:
             return order
         parts = [self._in_pairs(each) for each in order]
         return parts[0] if len(parts) == 1 else self._joined({_operands(part): part for part in parts})
-
-    def _searched(self, operands: frozenset[int]) -> Tree:
-        return self._joined({frozenset([at]): at for at in operands})
 
     def _joined(self, parts: dict[frozenset[int], Tree]) -> Tree:
         """Return the order of least price in which parts are contracted by pairs."""

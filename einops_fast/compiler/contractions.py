@@ -18,20 +18,13 @@ __all__ = ["Product", "is_contraction", "product_of"]
 
 
 class Product(NamedTuple):
-    """A contraction of tensors.
+    """A contraction of tensors."""
 
-    Attributes:
-        operands: each with what indexes it.
-        summed: the labels that are summed over.
-        inner: nodes between the operands and the result.
-        factor: what the sums are multiplied by.
-        addend: a tensor that is added to them, if there is one, and what it is multiplied by.
-    """
-
-    operands: tuple[tuple[Node, Dims], ...]
-    summed: tuple[Label, ...]
-    inner: tuple[Node, ...] = ()
-    factor: float = 1.0
+    operands: tuple[tuple[Node, Dims], ...]  # each with what indexes it
+    summed: tuple[Label, ...]  # the labels that are summed over
+    inner: tuple[Node, ...] = ()  # nodes between the operands and the result
+    factor: float = 1.0  # what the sums are multiplied by
+    # a tensor that is added to them, if there is one, and what it is multiplied by
     addend: tuple[Node, float] | None = None
 
 

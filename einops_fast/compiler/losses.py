@@ -34,30 +34,19 @@ class _Options(NamedTuple):
 
 @dataclass
 class Loss(Match):
-    """A cross entropy whose logits are those of a linear layer.
+    """A cross entropy whose logits are those of a linear layer."""
 
-    Attributes:
-        node: the loss.
-        x: what the layer is of.
-        matrix: the layer's weight.
-        bias: the layer's.
-        target, weight: of the loss.
-        options: of the loss.
-        classes: the label of the classes.
-        rows: the index by which some of the logits are left out.
-        inner: nodes between the operands and the loss.
-    """
-
-    node: Node
-    x: Read
-    matrix: Read
-    bias: Node | None
+    node: Node  # the loss
+    x: Read  # what the layer is of
+    matrix: Read  # the layer's weight
+    bias: Node | None  # the layer's
+    # of the loss
     target: Node
     weight: Node | None
-    options: _Options
-    classes: Label
-    rows: tuple[Any, ...] | None = None
-    inner: list[Node] = field(default_factory=list)
+    options: _Options  # of the loss
+    classes: Label  # the label of the classes
+    rows: tuple[Any, ...] | None = None  # the index by which some of the logits are left out
+    inner: list[Node] = field(default_factory=list)  # nodes between the operands and the loss
 
     @property
     def reads(self) -> list[Read]:  # type: ignore[override]

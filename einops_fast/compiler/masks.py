@@ -49,17 +49,13 @@ _MOST_BYTES, _MOST_NODES = 1 << 30, 60
 
 
 class Band(NamedTuple):
-    """Keys around the one that a query faces.
+    """Keys around the one that a query faces."""
 
-    Attributes:
-        before, after: how many of them are seen; ``None`` for all.
-        alignment: which query faces which key: ``'top_left'`` or ``'bottom_right'``.
-        fill: the number that is added to the scores of the other keys; ``None`` of a mask, 0 if none are hidden.
-    """
-
+    # how many of them are seen; `None` for all
     before: int | None
     after: int | None
-    alignment: str
+    alignment: str  # which query faces which key: `'top_left'` or `'bottom_right'`
+    # the number that is added to the scores of the other keys; `None` of a mask, 0 if none are hidden
     fill: float | None = None
 
     def meets(self, other: Band, square: bool) -> Band | None:

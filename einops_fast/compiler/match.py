@@ -14,12 +14,7 @@ __all__ = ["Inserted", "Match", "Miss", "Read"]
 
 
 class Miss(Exception):
-    """Why something isn't fused.
-
-    Attributes:
-        reason: of :data:`einops_fast.compiler.report.REASONS`; empty where it needn't be told.
-        node: where that is.
-    """
+    """Why something isn't fused, and where; one of :data:`~einops_fast.compiler.report.REASONS`, or empty."""
 
     def __init__(self, reason: str, node: Node) -> None:
         super().__init__(reason)
@@ -27,49 +22,29 @@ class Miss(Exception):
 
 
 class Read(NamedTuple):
-    """A tensor that is read in the nest.
+    """A tensor that is read in the nest."""
 
-    Attributes:
-        node: the tensor.
-        dims: what indexes it.
-        factor: what it is multiplied by.
-        copies: nodes that are views or copies of it, by which the program reads it.
-    """
-
-    node: Node
-    dims: Dims
-    factor: float = 1.0
-    copies: tuple[Node, ...] = ()
+    node: Node  # the tensor
+    dims: Dims  # what indexes it
+    factor: float = 1.0  # what it is multiplied by
+    copies: tuple[Node, ...] = ()  # nodes that are views or copies of it, by which the program reads it
 
 
 class Inserted(NamedTuple):
-    """What was put into a graph for a match.
+    """What was put into a graph for a match."""
 
-    Attributes:
-        results: for each node of the match that others use, the node that takes its place.
-        pattern: the call, for the report.
-        sizes: extent of each axis of the pattern; of one that changes, its symbol.
-        saved: bytes that needn't be written and read any more; ``None`` if that isn't known.
-    """
-
-    results: Mapping[Node, Node]
-    pattern: str
-    sizes: Mapping[str, int | str]
-    saved: int | None = None
+    results: Mapping[Node, Node]  # for each node of the match that others use, the node that takes its place
+    pattern: str  # the call, for the report
+    sizes: Mapping[str, int | str]  # extent of each axis of the pattern; of one that changes, its symbol
+    saved: int | None = None  # bytes that needn't be written and read any more; `None` if that isn't known
 
 
 class Match(ABC):
-    """A part of a graph that something else can stand for.
+    """A part of a graph that something else can stand for."""
 
-    Attributes:
-        node: its last node.
-        inner: nodes between operands and outputs; they may have no other use.
-        reads: the tensors that are read.
-    """
-
-    node: Node
-    inner: Sequence[Node] = ()
-    reads: Sequence[Read] = ()
+    node: Node  # its last node
+    inner: Sequence[Node] = ()  # nodes between operands and outputs; they may have no other use
+    reads: Sequence[Read] = ()  # the tensors that are read
 
     @property
     def outputs(self) -> Sequence[Node]:

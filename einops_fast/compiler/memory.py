@@ -13,7 +13,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from einops_fast.compiler.nodes import argument, name_of, source_of
 
-__all__ = ["changes_layout", "is_written", "mutates", "name_what_is_written", "storages_of", "written_by"]
+__all__ = ["changes_layout", "is_written", "name_what_is_written", "storages_of", "written_by"]
 
 _IN_PLACE = frozenset(f"i{name}" for name in "pow mod floordiv xor lshift rshift matmul concat".split())
 """Operators of Python that write to their first operand, and aren't known by another name."""
@@ -84,11 +84,6 @@ def _place_of_inplace(function: Any) -> int | None:
         return list(inspect.signature(function).parameters).index("inplace")
     except (TypeError, ValueError):
         return None
-
-
-def mutates(node: Node) -> bool:
-    """Return whether a node may write into one of its arguments."""
-    return bool(written_by(node))
 
 
 def changes_layout(node: Node) -> bool:

@@ -17,20 +17,14 @@ __all__ = ["Dims", "Label", "expanded", "fresh", "regrouped"]
 
 
 class Label:
-    """An axis of a nest.
-
-    Attributes:
-        size: its extent, an expression of sympy.
-        parts: what it was split into, the slower part first; empty if it wasn't.
-        whole: it can't be split, as a view of one dimension must stay one.
-    """
+    """An axis of a nest."""
 
     __slots__ = ("parts", "size", "whole")
 
     def __init__(self, size: Any, whole: bool = False) -> None:
-        self.size = size
-        self.parts: tuple[Label, ...] = ()
-        self.whole = whole
+        self.size = size  # its extent, an expression of sympy
+        self.parts: tuple[Label, ...] = ()  # what it was split into, the slower part first; empty if it wasn't
+        self.whole = whole  # it can't be split, as a view of one dimension must stay one
 
     def split(self, outer: Any) -> None:
         """Split it in two, the slower one of ``outer`` elements."""

@@ -8,7 +8,7 @@ import torch
 from torch.fx import Graph, Node
 
 from einops_fast.compiler.match import Match, Miss, Read
-from einops_fast.compiler.memory import mutates, storages_of, written_by
+from einops_fast.compiler.memory import storages_of, written_by
 from einops_fast.compiler.nodes import dtype_of
 
 __all__ = ["check", "check_dtypes"]
@@ -26,7 +26,7 @@ def check(graph: Graph, match: Match) -> None:
             continue
         others = [user for user in node.users if user not in inner]
         if others:
-            raise Miss("mutation" if any(map(mutates, others)) else "value used elsewhere", node)
+            raise Miss("mutation" if any(map(written_by, others)) else "value used elsewhere", node)
     _check_order(graph, match)
 
 

@@ -33,17 +33,11 @@ _FEWEST = 256
 
 @dataclass
 class SmallProduct(Match):
-    """A batch of tiny products.
+    """A batch of tiny products."""
 
-    Attributes:
-        node: the contraction.
-        result: what indexes it.
-        product: its operands.
-    """
-
-    node: Node
-    result: Dims
-    product: Product
+    node: Node  # the contraction
+    result: Dims  # what indexes it
+    product: Product  # its operands
 
     @property
     def reads(self) -> list[Read]:  # type: ignore[override]

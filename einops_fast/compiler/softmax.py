@@ -18,23 +18,15 @@ LAST_STEPS = ("softmax", "_softmax", "div", "mul", "exp")
 
 
 class Softmax(NamedTuple):
-    """A softmax as it was found.
+    """A softmax as it was found."""
 
-    Attributes:
-        scores: the tensor that it is taken of.
-        axis: along which.
-        inner: nodes between the scores and the result, without the latter.
-        total: the sum of exponentials, and ``largest`` what was subtracted from the scores before, where it is written
-            out.
-        log: the log-sum-exp by which it is written out.
-    """
-
-    scores: Node
-    axis: Any
-    inner: tuple[Node, ...] = ()
+    scores: Node  # the tensor that it is taken of
+    axis: Any  # along which
+    inner: tuple[Node, ...] = ()  # nodes between the scores and the result, without the latter
+    # the sum of exponentials, and `largest` what was subtracted from the scores before, where it is written out
     total: Node | None = None
     largest: tuple[Node, ...] = ()
-    log: Node | None = None
+    log: Node | None = None  # the log-sum-exp by which it is written out
 
 
 def softmax_of(node: Node) -> Softmax | None:
@@ -118,19 +110,12 @@ def largest_of(node: Any, scores: Any, axis: int) -> tuple[Node, ...]:
 
 
 class Quotient(NamedTuple):
-    """A product of exponentials with values, divided by the sum of the exponentials.
+    """A product of exponentials with values, divided by the sum of the exponentials."""
 
-    Attributes:
-        product: the contraction.
-        softmax: what the exponentials become when they are divided.
-        exponentials: the node.
-        inner: nodes from the contraction to the quotient, and those of the sum.
-    """
-
-    product: Product
-    softmax: Softmax
-    exponentials: Node
-    inner: tuple[Node, ...]
+    product: Product  # the contraction
+    softmax: Softmax  # what the exponentials become when they are divided
+    exponentials: Node  # the node
+    inner: tuple[Node, ...]  # nodes from the contraction to the quotient, and those of the sum
 
 
 def quotient_of(node: Node, dims: Dims, right: bool) -> Quotient | None:

@@ -6,10 +6,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from einops_fast.nn.heads import attend_heads, check_features, head_dim_of, refuse
+from einops_fast.nn.heads import BERT, attend_by_parts, check_features, head_dim_of, refuse
 from einops_fast.ops.checks import check_values
 
-__all__ = ["BertSelfAttention", "bert_attention"]
+__all__ = ["BertSelfAttention"]
 
 
 class BertSelfAttention(nn.Module):
@@ -87,21 +87,4 @@ class BertSelfAttention(nn.Module):
         """
         refuse(options)
         check_features("hidden_states", hidden_states, self.num_attention_heads * self.attention_head_size)
-        return bert_attention(self, hidden_states, attention_mask, past_key_values, self.is_causal), None
-
-
-def bert_attention(module: Any, hidden_states: Tensor, mask: Any, cache: Any, causal: bool, more: Any = None) -> Tensor:
-    """What a module with these parts computes.
-
-    Args:
-        module: what has the parts of :class:`BertSelfAttention`.
-        hidden_states: (batch, length, hidden_size), the result likewise.
-        mask, cache, causal: as for :func:`einops_fast.nn.heads.attend_heads`.
-        more: its ``cache_options``.
-    """
-    split = (module.num_attention_heads, module.attention_head_size)
-    q, k, v = (project(hidden_states).unflatten(-1, split) for project in (module.query, module.key, module.value))
-    return attend_heads(
-        q, k, v, mask, causal=causal, scale=module.scaling, dropout_p=module.dropout.p if module.training else 0.0,
-        cache=cache, layer=module.layer_idx, cache_options=more,
-    )  # fmt: skip
+        return attend_by_parts(self, BERT, hidden_states, attention_mask, past_key_values, self.is_causal), None

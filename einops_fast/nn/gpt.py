@@ -8,11 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from einops_fast import ops
-from einops_fast.attention.packed import apart
-from einops_fast.nn.heads import attend_heads, check_features, head_dim_of, refuse
+from einops_fast.nn.heads import GPT, attend_by_parts, check_features, head_dim_of, refuse
 from einops_fast.ops.checks import check_values
 
-__all__ = ["Conv1D", "GPTAttention", "gpt_attention"]
+__all__ = ["Conv1D", "GPTAttention"]
 
 
 class Conv1D(nn.Module):
@@ -121,25 +120,6 @@ class GPTAttention(nn.Module):
         """
         refuse(options)
         check_features("hidden_states", hidden_states, self.num_heads * self.head_dim)
-        found = gpt_attention(self, hidden_states, attention_mask, past_key_values, self.is_causal)
+        found = attend_by_parts(self, GPT, hidden_states, attention_mask, past_key_values, self.is_causal)
         dropped: Tensor = ops.dropout_bias_activation(found, None, "none", self.resid_pdrop, training=self.training)
         return dropped, None
-
-
-def gpt_attention(module: Any, hidden_states: Tensor, mask: Any, cache: Any, causal: bool, more: Any = None) -> Tensor:
-    """What a module with these parts computes, but for the dropout of its result.
-
-    Args:
-        module: what has the parts of :class:`GPTAttention`.
-        hidden_states: (batch, length, hidden_size), the result likewise.
-        mask, cache, causal: as for :func:`einops_fast.nn.heads.attend_heads`.
-        more: its ``cache_options``.
-    """
-    packed = module.c_attn(hidden_states).unflatten(-1, (3, module.num_heads, module.head_dim))
-    q, k, v = apart(packed, -3)
-    attended = attend_heads(
-        q, k, v, mask, causal=causal, scale=module.scaling, dropout_p=module.attn_dropout.p if module.training else 0.0,
-        cache=cache, layer=module.layer_idx, cache_options=more,
-    )  # fmt: skip
-    projected: Tensor = module.c_proj(attended)
-    return projected

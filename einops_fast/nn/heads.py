@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from einops_fast.attention.options import count
+from einops_fast.attention.packed import apart
 from einops_fast.errors import EinsumError, ShapeError
 from einops_fast.nn.masks import mask_options
 from einops_fast.ops.self_attention import attention_or_zeros
 
-__all__ = ["attend_heads", "check_features", "head_dim_of", "refuse"]
+__all__ = ["BERT", "GPT", "LLAMA", "Parts", "attend_by_parts", "check_features", "head_dim_of", "refuse"]
 
 _LENGTH_FIRST = "b i h d, b j g d, b j g e -> b i h e"
 _HEADS_FIRST = "b i h d, b g j d, b g j e -> b i h e"
@@ -37,50 +39,69 @@ def check_features(name: str, tensor: Tensor, size: int) -> None:
         raise ShapeError(f"{found}, but the module is for {size} features")
 
 
-def attend_heads(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+class Parts(NamedTuple):
+    """What the parts of an attention module are called; it has ``scaling`` and ``layer_idx``, too."""
+
+    projections: tuple[str, ...]  # of queries, keys and values, or one for all of them
+    head_dim: str
+    dropout: str  # of weights: a module, or a probability
+    output: str = ""  # the projection of the result, if it has one
+
+
+BERT = Parts(("query", "key", "value"), "attention_head_size", "dropout")
+GPT = Parts(("c_attn",), "head_dim", "attn_dropout", "c_proj")
+LLAMA = Parts(("q_proj", "k_proj", "v_proj"), "head_dim", "attention_dropout", "o_proj")
+
+
+def attend_by_parts(
+    module: Any,
+    parts: Parts,
+    hidden_states: Tensor,
     mask: Tensor | None,
-    *,
+    cache: Any,
     causal: bool,
-    scale: float,
-    dropout_p: float,
-    cache: Any = None,
-    layer: int | None = None,
     cache_options: Any = None,
+    rotate: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
 ) -> Tensor:
-    """Attention of (batch, length, heads, head_dim) to keys and values likewise, and to those of a cache.
+    """Return the attention of (batch, length, features) to itself, and to keys and values of a cache, by a module.
 
     Args:
-        q, k, v: views of projections; k and v may have fewer heads.
+        module: what has the parts; heads of keys and values may be fewer than those of queries.
+        parts: their names.
+        hidden_states: the result likewise.
         mask: of four axes, as transformers makes them; see :func:`einops_fast.nn.masks.mask_options`.
-        causal: without a mask, whether several queries see no keys after them, the first facing the first.
-        scale: of the products.
-        dropout_p: probability of dropping a weight.
         cache: transformers' cache of keys and values, which gets the new ones.
-        layer: the number that it knows this layer by.
-        cache_options: what else it is told.
-
-    Returns:
-        (batch, length, heads * head_dim).
+        causal: without a mask, whether several queries see no keys after them, the first facing the first.
+        cache_options: what else the cache is told.
+        rotate: turns queries and keys, (batch, length, heads, head_dim), by their positions.
     """
+    head_dim: int = getattr(module, parts.head_dim)
+    dropout: Any = getattr(module, parts.dropout)
+    projected = [getattr(module, name)(hidden_states) for name in parts.projections]
+    if len(projected) == 1:
+        q, k, v = apart(projected[0].unflatten(-1, (3, -1, head_dim)), -3)
+    else:
+        q, k, v = [each.unflatten(-1, (-1, head_dim)) for each in projected]
+    if rotate is not None:
+        q, k = rotate(q, k)
     length, axis, pattern = q.shape[1], 1, _LENGTH_FIRST
     if cache is not None:
         own = getattr(cache, "self_attention_cache", cache)
         more = () if cache_options is None else (cache_options,)
-        k, v = own.update(k.transpose(1, 2), v.transpose(1, 2), layer, *more)
+        k, v = own.update(k.transpose(1, 2), v.transpose(1, 2), module.layer_idx, *more)
         axis, pattern = 2, _HEADS_FIRST
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {"scale": module.scaling}
     if mask is not None:
-        options = mask_options(mask, k.shape[axis])
+        options |= mask_options(mask, k.shape[axis])
     elif length > 1 and causal:
         options["causal"] = True
         if k.shape[axis] > length:
             # A cache of fixed size: no query sees what is behind the new keys.
             k, v = k.narrow(axis, 0, length), v.narrow(axis, 0, length)
-    found: Tensor = attention_or_zeros(pattern, q, k, v, dropout_p, sequence=("i", "j"), scale=scale, **options)
-    return found.flatten(-2)
+    p: Any = getattr(dropout, "p", dropout) if module.training else 0.0
+    found: Tensor = attention_or_zeros(pattern, q, k, v, p, sequence=("i", "j"), **options)
+    found = found.flatten(-2)
+    return getattr(module, parts.output)(found) if parts.output else found
 
 
 def refuse(options: dict[str, Any]) -> None:

@@ -33,25 +33,15 @@ class Layout(NamedTuple):
 
 
 class Called(NamedTuple):
-    """One kind of call.
+    """One kind of call."""
 
-    Attributes:
-        kind: one of :data:`KINDS`.
-        what: the equation, the operator's name, or the pattern of an attention.
-        arrays: the operands; ``None`` in place of one that wasn't given.
-        options: all else that was asked for, as JSON.
-        backend: the framework's name.
-        device: of the arrays.
-        direction: ``'forward'``, ``'both'`` with gradients, or ``'backward'`` where it is a gradient's own.
-    """
-
-    kind: str
-    what: str
-    arrays: tuple[Layout | None, ...]
-    options: str
-    backend: str
-    device: str
-    direction: str
+    kind: str  # one of `KINDS`
+    what: str  # the equation, the operator's name, or the pattern of an attention
+    arrays: tuple[Layout | None, ...]  # the operands; `None` in place of one that wasn't given
+    options: str  # all else that was asked for, as JSON
+    backend: str  # the framework's name
+    device: str  # of the arrays
+    direction: str  # `'forward'`, `'both'` with gradients, or `'backward'` where it is a gradient's own
 
     @classmethod
     def of(cls, kind: str, what: str, backend: Backend, arrays: Sequence[Any], options: Mapping[str, Any]) -> Called:

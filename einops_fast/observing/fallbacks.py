@@ -36,25 +36,15 @@ _INSIDE = maxsize
 
 @dataclass(frozen=True)
 class Copy:
-    """An array that a plan copies.
+    """An array that a plan copies."""
 
-    Attributes:
-        category: whose it is.
-        slot: the array's; operands are slots 0, 1, …
-        labels: its axes as they are.
-        wanted: its axes in the order in which they would have to lie.
-        bytes: that are written.
-        seconds: that this takes, as predicted.
-        why: in words.
-    """
-
-    category: str
-    slot: int
-    labels: str
-    wanted: str
-    bytes: int
-    seconds: float
-    why: str
+    category: str  # whose it is
+    slot: int  # the array's; operands are slots 0, 1, …
+    labels: str  # its axes as they are
+    wanted: str  # its axes in the order in which they would have to lie
+    bytes: int  # that are written
+    seconds: float  # that this takes, as predicted
+    why: str  # in words
 
 
 def copies(plan: Plan, runs: Sequence[Callable[..., Any]] = ()) -> Iterator[Copy]:

@@ -52,12 +52,13 @@ def _bars() -> Any:
 
 
 def _lines() -> Told:
-    last: dict[str, float] = {}
+    last: dict[str, tuple[float, int]] = {}
 
     def told(what: str, done: int, of: int, now: str = "") -> None:
         moment = monotonic()
-        if done == of or moment - last.get(what, moment - _SECONDS) >= _SECONDS:
-            last[what] = moment
+        when, before = last.get(what, (moment - _SECONDS, -1))
+        if of and done > before and (done == of or moment - when >= _SECONDS):
+            last[what] = moment, done
             print(f"{what} {done} of {of}", file=sys.stderr, flush=True)
 
     return told

@@ -61,14 +61,10 @@ def caller() -> str:
 
 
 class Times:
-    """Seconds of the calls of one thing.
-
-    Attributes:
-        calls: how many there were.
-    """
+    """Seconds of the calls of one thing."""
 
     def __init__(self, between: Callable[[Any, Any], float]) -> None:
-        self.calls = 0
+        self.calls = 0  # how many there were
         self._between = between
         self._samples: list[float] = []
         self._pending: list[tuple[Any, Any]] = []
@@ -107,33 +103,20 @@ class Times:
 
 @dataclass
 class PlanRecord:
-    """The calls of one plan under one label.
+    """The calls of one plan under one label."""
 
-    Attributes:
-        plan: what was run.
-        label: the caller's.
-        inside: it was run as part of another plan, as pairs are where gradients are recorded.
-        times: of whole calls.
-        steps: of the plan's steps.
-        runs: what each step became.
-        callers: how many calls came from which file and line.
-        native: seconds of the framework's own einsum on the operands of the first call; ``None`` if it wasn't timed.
-        gradients: which operands had gradients at the first call.
-        backward: it was run to compute gradients.
-        precision: what the products of float32 could have then.
-    """
-
-    plan: Plan
-    label: str
-    inside: bool
-    times: Times
-    steps: tuple[Times, ...]
-    runs: tuple[Callable[..., Any], ...] = field(repr=False)
-    callers: Counter[str] = field(default_factory=Counter)
+    plan: Plan  # what was run
+    label: str  # the caller's
+    inside: bool  # it was run as part of another plan, as pairs are where gradients are recorded
+    times: Times  # of whole calls
+    steps: tuple[Times, ...]  # of the plan's steps
+    runs: tuple[Callable[..., Any], ...] = field(repr=False)  # what each step became
+    callers: Counter[str] = field(default_factory=Counter)  # how many calls came from which file and line
+    # seconds of the framework's own einsum on the operands of the first call; `None` if it wasn't timed
     native: float | None = None
-    gradients: tuple[bool, ...] = ()
-    backward: bool = False
-    precision: str = "ieee"
+    gradients: tuple[bool, ...] = ()  # which operands had gradients at the first call
+    backward: bool = False  # it was run to compute gradients
+    precision: str = "ieee"  # what the products of float32 could have then
 
     @cached_property
     def explanation(self) -> Explanation:
@@ -149,24 +132,16 @@ class PlanRecord:
 
 
 class Recorder:
-    """Observes plans, and keeps what it sees.
-
-    Attributes:
-        records: by plan and label.
-        native: how often patched calls went to the framework's own function, by its name, equation, label, caller and
-            reason.
-        attended: how often patched attention went to ours, by label and caller.
-        aside: seconds that were spent on timing the framework's own functions.
-        fusions: what was fused in compiled programs, and what wasn't.
-        calls: kinds of calls of operators and of attention, with their labels.
-    """
+    """Observes plans, and keeps what it sees."""
 
     def __init__(self) -> None:
-        self.records: dict[tuple[_Watch, str, bool], PlanRecord] = {}
-        self.native: dict[tuple[str, str, str, str, str], int] = {}
-        self.attended: dict[tuple[str, str], int] = {}
-        self.aside = 0.0
-        self.fusions: list[Fusion] = []
+        self.records: dict[tuple[_Watch, str, bool], PlanRecord] = {}  # by plan and label
+        # how often patched calls went to the framework's own function, by its name, equation, label, caller and reason
+        self.native: Counter[tuple[str, str, str, str, str]] = Counter()
+        self.attended: Counter[tuple[str, str]] = Counter()  # patched attention that went to ours, by label and caller
+        self.aside = 0.0  # seconds that were spent on timing the framework's own functions
+        self.fusions: list[Fusion] = []  # what was fused in compiled programs, and what wasn't
+        # kinds of calls of operators and of attention, with their labels
         self.calls: dict[tuple[str, Called], None] = {}
 
     def watch(self, plan: Plan, backend: Backend) -> _Watch:
@@ -175,13 +150,11 @@ class Recorder:
 
     def left_to_native(self, backend: str, equation: str, reason: str) -> None:
         """Count a patched call that went to the framework's own function."""
-        key = backend, equation, current_label.get(), caller(), reason
-        self.native[key] = self.native.get(key, 0) + 1
+        self.native[backend, equation, current_label.get(), caller(), reason] += 1
 
     def attention(self) -> None:
         """Count a patched call of attention that is ours."""
-        key = current_label.get(), caller()
-        self.attended[key] = self.attended.get(key, 0) + 1
+        self.attended[current_label.get(), caller()] += 1
 
     def called(self, call: Called) -> None:
         """Keep an operator or an attention of a new kind that was called; a contraction is watched."""

@@ -2,11 +2,33 @@
 
 from __future__ import annotations
 
+import io
+import os
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["aligned", "plain_table", "print_table", "rich_table"]
+__all__ = ["aligned", "lasting", "plain_table", "print_table", "rich_table"]
+
+
+@contextmanager
+def lasting() -> Iterator[None]:
+    """Print in a block what any standard output can encode, and nothing more once nobody reads."""
+    stream = sys.stdout
+    known = stream.errors if isinstance(stream, io.TextIOWrapper) else None
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="backslashreplace")
+    try:
+        yield
+        stream.flush()
+    except BrokenPipeError:
+        # What is left would be written when Python ends.
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), stream.fileno())
+    finally:
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=known)
 
 
 def rich_table(

@@ -32,18 +32,14 @@ def private_copy(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class FunctionBody:
-    """The code of a Python function, which is exchanged for a call of another function, and put back.
-
-    Attributes:
-        native: does what the function does by itself, also while its code is exchanged.
-    """
+    """The code of a Python function, which is exchanged for a call of another function, and put back."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         inner = inspect.unwrap(function)
         if not isinstance(inner, FunctionType):
             raise OperandError(f"{function!r} isn't written in Python: it can't be patched")
         self._function = inner
-        self.native: Any = private_copy(inner)
+        self.native: Any = private_copy(inner)  # does what the function does by itself, also while it's exchanged
 
     def exchange(self, target: Callable[..., Any], code: CodeType | None = None, **more: Any) -> None:
         """Have every call of the function call ``target``; its ``__wrapped__`` is what it did before.

@@ -36,17 +36,12 @@ __all__ = ["DIALECTS", "Dialect", "Replacement"]
 
 @dataclass(frozen=True)
 class Dialect:
-    """What one framework's einsum takes that another's doesn't.
+    """What one framework's einsum takes that another's doesn't."""
 
-    Attributes:
-        options: keyword arguments that mean what they mean in NumPy; calls with any other are left to it.
-        lists: the operands may come as one list.
-        drops_ellipsis: an output without an ellipsis sums over the ellipsis axes, where others raise.
-    """
-
+    # keyword arguments that mean what they mean in NumPy; calls with any other are left to it
     options: frozenset[str] = frozenset()
-    lists: bool = False
-    drops_ellipsis: bool = False
+    lists: bool = False  # the operands may come as one list
+    drops_ellipsis: bool = False  # an output without an ellipsis sums over the ellipsis axes, where others raise
 
 
 DIALECTS = {

@@ -29,20 +29,14 @@ __all__ = [
 
 
 class _Rule(NamedTuple):
-    """Which calls of one equation, or with one count of lists, are left to the loops.
+    """Which calls of one equation, or with one count of lists, are left to the loops."""
 
-    Attributes:
-        first, second: places among the operands of arrays that have all labels between them.
-        most: elements of either of these, of real numbers.
-        most_complex: the same of other numbers.
-        left: sizes, dtypes and strides of two larger operands for which the plan is the loops.
-    """
-
+    # places among the operands of arrays that have all labels between them
     first: int
     second: int
-    most: int
-    most_complex: int
-    left: set[Hashable]
+    most: int  # elements of either of these, of real numbers
+    most_complex: int  # the same of other numbers
+    left: set[Hashable]  # sizes, dtypes and strides of two larger operands for which the plan is the loops
 
 
 _ALONE = 1 << 62, 1 << 62

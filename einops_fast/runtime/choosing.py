@@ -105,17 +105,11 @@ def agree(key: Mapping[str, Any], mode: str, record: Record, usable: Callable[[s
 
 @dataclass(frozen=True)
 class Choice(Generic[W]):
-    """What was chosen.
+    """What was chosen."""
 
-    Attributes:
-        way: to compute the problem.
-        final: whether it holds for all later calls, too.
-        record: the measurement that it follows from; ``None`` for a prediction.
-    """
-
-    way: W
-    final: bool
-    record: Record | None = None
+    way: W  # to compute the problem
+    final: bool  # whether it holds for all later calls, too
+    record: Record | None = None  # the measurement that it follows from; `None` for a prediction
 
 
 class Chooser(Generic[W]):

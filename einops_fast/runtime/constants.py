@@ -21,19 +21,12 @@ Groups = list[tuple[int, ...]]
 
 
 class Folding(Record):
-    """An equation with groups of constants that are contracted beforehand.
+    """An equation with groups of constants that are contracted beforehand."""
 
-    Attributes:
-        parts: for each group, the positions of its operands and its equation.
-        others: the positions of the operands that are in no group.
-        equation: of the groups' arrays, then the others.
-        optimize: as for :func:`einops_fast.fast_einsum`, for this equation.
-    """
-
-    parts: tuple[tuple[tuple[int, ...], str], ...]
-    others: tuple[int, ...]
-    equation: str
-    optimize: Any
+    parts: tuple[tuple[tuple[int, ...], str], ...]  # for each group, the positions of its operands and its equation
+    others: tuple[int, ...]  # the positions of the operands that are in no group
+    equation: str  # of the groups' arrays, then the others
+    optimize: Any  # as for `einops_fast.fast_einsum`, for this equation
 
     def compile(
         self, backend: Backend, contract: Callable[..., Any], whole: Callable[..., Any], rest: Callable[..., Any]

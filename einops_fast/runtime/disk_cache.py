@@ -52,17 +52,11 @@ _known_trouble: set[int | str | None] = set()
 
 @dataclass(frozen=True)
 class Entry:
-    """One problem, and what was measured for it.
+    """One problem, and what was measured for it."""
 
-    Attributes:
-        key: what the problem is, where it was measured and with which versions.
-        record: what came of it.
-        path: the file.
-    """
-
-    key: dict[str, Any]
-    record: dict[str, Any]
-    path: Path
+    key: dict[str, Any]  # what the problem is, where it was measured and with which versions
+    record: dict[str, Any]  # what came of it
+    path: Path  # the file
 
 
 def folder() -> Path:

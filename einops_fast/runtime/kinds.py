@@ -16,14 +16,11 @@ _SHAPES = 3
 
 
 class Shared:
-    """A compiled kernel that serves many sizes.
-
-    Attributes:
-        trials: how many problems have begun to try it.
-    """
+    """A compiled kernel that serves many sizes."""
 
     def __init__(self, future: Future[Any] | None) -> None:
-        self._future, self._ratios, self.trials = future, list[float](), 0
+        self._future, self._ratios = future, list[float]()
+        self.trials = 0  # problems that have begun to try it
 
     @property
     def ready(self) -> bool:
@@ -53,18 +50,13 @@ class Shared:
 
 
 class Kind:
-    """Problems that differ in sizes only.
-
-    Attributes:
-        saved: predicted seconds that kernels would have saved by now, less what was paid.
-        shares: whether there are kernels for any size; ``None`` as long as nobody has asked.
-        shared: these, by what they are compiled for.
-    """
+    """Problems that differ in sizes only."""
 
     def __init__(self) -> None:
-        self.saved, self._all, self._calls = 0.0, 0.0, 0
-        self.shares: bool | None = None
-        self.shared: dict[Hashable, Shared] = {}
+        self.saved = 0.0  # predicted seconds that kernels would have saved by now, less what was paid
+        self._all, self._calls = 0.0, 0
+        self.shares: bool | None = None  # whether there are kernels for any size; `None` as long as nobody has asked
+        self.shared: dict[Hashable, Shared] = {}  # these, by what they are compiled for
 
     @property
     def a_call(self) -> float:

@@ -54,34 +54,24 @@ class Stopwatch(Protocol):
 
 @dataclass(frozen=True)
 class Policy:
-    """Which ways are measured, how, and how much slower than the fastest one a preferred way may be.
+    """Which ways are measured, how, and how much slower than the fastest one a preferred way may be."""
 
-    Attributes:
-        margin: how many times the best prediction a way may be predicted to take and still be measured, by the mode of
-            :func:`einops_fast.autotune`. ``inf`` measures all.
-        bonus: how many times the time of the fastest way a preferred one may take.
-        spread: how many times the best time a way may take in its first runs and have further ones.
-        rounds: so many times, the ways that are left are timed in turns: a device that gets hot slows down, and not
-            only for those that come last.
-        runs: of each way in a round.
-        settles: the device is kept at work before the rounds, and the first runs don't count.
-        longest: seconds after which no further way is timed.
-        slow: seconds from which on a run is timed once.
-        host_rounds, host_runs: rounds and runs, one queued after the other, that the host's clock times; 0 for none.
-        host_spread: how many times the least of these a way may take and be chosen by the device's time.
-    """
-
+    # how many times the best prediction a way may be predicted to take and still be measured, by the mode of
+    # `einops_fast.autotune`. `inf` measures all.
     margin: Mapping[str, float]
-    bonus: float
-    spread: float = 1.25
+    bonus: float  # how many times the time of the fastest way a preferred one may take
+    spread: float = 1.25  # how many times the best time a way may take in its first runs and have further ones
+    # so many times, the ways that are left are timed in turns: a device that gets hot slows down, and not only
+    # for those that come last
     rounds: int = 10
-    runs: int = 1
-    settles: bool = False
-    longest: float = 2.0
-    slow: float = 0.02
+    runs: int = 1  # of each way in a round
+    settles: bool = False  # the device is kept at work before the rounds, and the first runs don't count
+    longest: float = 2.0  # seconds after which no further way is timed
+    slow: float = 0.02  # seconds from which on a run is timed once
+    # rounds and runs, one queued after the other, that the host's clock times; 0 for none
     host_rounds: int = 0
     host_runs: int = 16
-    host_spread: float = 1.1
+    host_spread: float = 1.1  # how many times the least of these a way may take and be chosen by the device's time
 
 
 CONTRACTIONS = Policy({"auto": 1.4, "always": 4.0}, bonus=1.04)

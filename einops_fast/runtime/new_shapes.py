@@ -50,14 +50,10 @@ AtOnce = Callable[[Sequence[Any]], Callable[..., Any] | None]
 
 
 class NewShapes:
-    """The shapes that one kind of call came with, by type of its operands.
-
-    Attributes:
-        changing: what may need no plan, and shapes, where one type came with several shapes: then a call is looked up
-            here first.
-    """
+    """The shapes that one kind of call came with, by type of its operands."""
 
     def __init__(self) -> None:
+        # What may need no plan, and shapes, where one type came with several shapes: then a call looks here first.
         self.changing: dict[type, tuple[AtOnce, dict[Hashable, int]]] = {}
         self._seen: dict[type, dict[Hashable, int]] = {}
         self._likes: dict[Hashable, Sequence[Like]] = {}

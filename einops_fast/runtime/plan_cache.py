@@ -5,11 +5,10 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 __all__ = [
     "LIMIT",
-    "Forgetful",
     "clear_plans",
     "compiled",
     "emptied_with_plans",
@@ -37,16 +36,9 @@ _alike: dict[Hashable, tuple[tuple[Callable[[Sequence[Any]], bool], Callable[...
 
 _lock = threading.Lock()
 
-_keepers: weakref.WeakSet[Forgetful] = weakref.WeakSet()
+_keepers: weakref.WeakSet[Any] = weakref.WeakSet()
 
 _caches: list[dict[Any, Any]] = [compiled, _alike]
-
-
-class Forgetful(Protocol):
-    """Keeps compiled plans of its own."""
-
-    def forget_plans(self) -> None:
-        """Let go of them."""
 
 
 def emptied_with_plans(cache: dict[K, T]) -> dict[K, T]:
@@ -90,8 +82,8 @@ def recall(question: Hashable, operands: Sequence[Any]) -> Callable[..., Any] | 
     return None
 
 
-def keeps_plans(keeper: Forgetful) -> None:
-    """From now on ``keeper`` forgets its plans whenever all are forgotten."""
+def keeps_plans(keeper: Any) -> None:
+    """Have a keeper of plans of its own forget them, by ``forget_plans()``, whenever all are forgotten."""
     with _lock:
         _keepers.add(keeper)
 

@@ -68,17 +68,11 @@ _undecided: weakref.WeakSet[Tiers[Any]] = weakref.WeakSet()
 
 
 class Problem(ABC, Generic[W]):
-    """What is computed, and the ways to do so.
+    """What is computed, and the ways to do so."""
 
-    Attributes:
-        kind: what it has in common with problems that differ in sizes only.
-        library: the way that works at once.
-        policy: how ways are compared.
-    """
-
-    kind: Hashable
-    library: W
-    policy: Policy
+    kind: Hashable  # what it has in common with problems that differ in sizes only
+    library: W  # the way that works at once
+    policy: Policy  # how ways are compared
 
     @abstractmethod
     def key(self) -> Mapping[str, Any]:

@@ -39,16 +39,13 @@ _GROUP = "__grp__"
 
 
 class Brought(NamedTuple):
-    """What is here now that wasn't.
+    """What is here now that wasn't."""
 
-    Attributes:
-        kernels, choices: how many.
-        unlike: versions of libraries that choices were measured with and that aren't those here, in words: then such
-            choices don't count.
-    """
-
+    # how many
     kernels: int
     choices: int
+    # versions of libraries that choices were measured with and that aren't those here, in words: then such
+    # choices don't count
     unlike: tuple[str, ...] = ()
 
 

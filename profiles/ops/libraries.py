@@ -82,7 +82,7 @@ def check_library(library: str) -> None:
     for module, name, _ in LIBRARIES[library].values():
         try:
             getattr(import_module(module), name)
+            return
         except Exception as error:
             failures.append(reason(error))
-    if len(failures) == len(LIBRARIES[library]):
-        raise Unavailable(f"{library} can't be used: {failures[0]}")
+    raise Unavailable(f"{library} can't be used: {failures[0]}")

@@ -10,12 +10,10 @@ import pytest
 from attention_spec import SPEC
 
 from einops_fast import OperandError, attention, attention_backend
-from einops_fast.attention import measured, prepare, registry
+from einops_fast.attention import choice, measured, prepare, registry
 from einops_fast.attention.attend import plan_of
-from einops_fast.attention.choice import choose
 from einops_fast.attention.measured import problem_class
 from einops_fast.attention.options import Options, Request
-from einops_fast.attention.prepare import GivenCall
 from einops_fast.attention.reference import Math
 from einops_fast.attention.registry import Implementation, Prepared, allowed_names, register_implementation
 from einops_fast.backends.gpus import gpu_ceilings
@@ -83,8 +81,8 @@ class FakeClock:
         yield
         self.open = False
 
-    def run_of(self, way, call):
-        assert call is CALL
+    def run_of(self, way, plan, arrays):
+        assert arrays is CALL
         return Run(way)
 
     def settle(self, runs):
@@ -136,7 +134,14 @@ def offer(monkeypatch):
     return offer
 
 
-CALL = SimpleNamespace(inputs=None)
+CALL = ()
+
+
+def choose(spec, mode, arrays=None, **options):
+    """What is chosen for a spec, whatever the arrays are."""
+    return choice.choose(SimpleNamespace(spec=spec, inputs=lambda arrays: None), mode, arrays, **options)
+
+
 ON_GPU = replace(SPEC, device="cuda:0")
 
 
@@ -302,7 +307,7 @@ def torch_call(dropout_p=0.0, lse=False, gradients=True):
     torch = pytest.importorskip("torch")
     q = torch.ones(2, 3, 4, requires_grad=gradients)
     request = Request(PATTERN, None, Options(dropout_p=dropout_p, return_lse=lse))
-    return GivenCall(plan_of(request, {"q": q, "k": q, "v": q}, "torch"), (q, q, q))
+    return plan_of(request, {"q": q, "k": q, "v": q}, "torch"), (q, q, q)
 
 
 @pytest.mark.parametrize("lse", [False, True])
@@ -312,14 +317,14 @@ def test_calls_that_are_timed_by_the_host_leave_nothing_behind(monkeypatch, grad
 
     waits = []
     monkeypatch.setattr(torch.cuda, "synchronize", waits.append)
-    call = torch_call(lse=lse, gradients=gradients)
+    plan, arrays = torch_call(lse=lse, gradients=gradients)
     clock = TorchClock("cuda:0")
-    run = clock.run_of(Math(), call)
+    run = clock.run_of(Math(), plan, arrays)
     assert 0 < clock.wall_seconds(run, 3) < 10
     assert len(waits) == 2
     clock.settle([run])
     assert len(waits) > 2
-    assert call.arrays[0].grad is None
+    assert arrays[0].grad is None
 
 
 @pytest.mark.parametrize("gradients", [False, True])
@@ -336,15 +341,15 @@ def test_what_is_timed_is_what_a_call_does(gradients, torch):
         def run(self, spec, inputs):
             raise AssertionError("a call doesn't take this way")
 
-    call = torch_call(gradients=gradients)
-    assert Short().prepared(call.plan, call.arrays).run(*call.arrays).sum() == 48
+    plan, arrays = torch_call(gradients=gradients)
+    assert Short().prepared(plan, arrays).run(*arrays).sum() == 48
     seen.clear()
-    TorchClock("cuda:0").run_of(Short(), call)()
+    TorchClock("cuda:0").run_of(Short(), plan, arrays)()
     ((given, recorded),) = seen
-    assert given is not call.arrays[0]
-    assert given.data_ptr() == call.arrays[0].data_ptr()
+    assert given is not arrays[0]
+    assert given.data_ptr() == arrays[0].data_ptr()
     assert recorded is given.requires_grad is gradients
-    assert call.arrays[0].grad is None
+    assert arrays[0].grad is None
 
 
 def test_the_measured_best_is_chosen_and_kept_on_disk(clock, offer):
@@ -493,12 +498,12 @@ def test_measuring_leaves_no_trace_in_tensors_or_random_numbers(monkeypatch, tor
     clock = TorchClock("cuda:0")
     ran = []
     monkeypatch.setattr(clock._memory, "seconds", lambda run, device, repeat: ran.append(run()) or [1.0])
-    call = torch_call(dropout_p=0.5)
-    q = call.arrays[0]
+    plan, arrays = torch_call(dropout_p=0.5)
+    q = arrays[0]
     q.grad = torch.zeros_like(q)
     state = torch.get_rng_state()
     with torch.random.fork_rng(devices=[]):
-        run = clock.run_of(Math(), call)
+        run = clock.run_of(Math(), plan, arrays)
         assert clock.seconds(run, 1) == [1.0]
         with torch.no_grad():
             clock.seconds(run, 1)

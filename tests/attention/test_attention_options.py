@@ -2,6 +2,7 @@
 
 import math
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from attention_problems import DEVICE, whole_calls
 from torch._subclasses import FakeTensorMode
 
 from einops_fast import attention, attention_backend
+from einops_fast.attention import attend
 from einops_fast.errors import EinsumError, OperandError
 
 P = "b i h d, b j h d, b j h e -> b i h e"
@@ -134,3 +136,32 @@ def test_arrays_that_are_none_are_named(message: str, options: dict[str, Any]) -
     options = {name: value for name, value in options.items() if name not in ("q", "k", "v")}
     with pytest.raises(EinsumError, match=message):
         attention(P, *arrays, **options)
+
+
+def test_calls_with_windows_and_further_arrays_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = torch.randn(3, 1, 6, 2, 16)
+    square, slopes = torch.randn(6, 6), torch.tensor([0.5, 2.0])
+    side = torch.tensor(1)
+    calls: list[dict[str, Any]] = [
+        {"window": (1, 0)},
+        {"window": (0, 1)},
+        {"window": (side, 0)},
+        {"bias": square},
+        {"bias": ("i j", square)},
+        {"bias": ("j i", square)},
+        {"mask": ("j i", square > 0)},
+        {"alibi_slopes": slopes},
+        {"sinks": slopes},
+    ]
+    with attention_backend("math"):
+        expected = [attention(P, q.double(), k.double(), v.double(), **options) for options in calls]
+    for _ in range(2):  # the second time they are looked up
+        for options, wanted in zip(calls, expected, strict=True):
+            torch.testing.assert_close(attention(P, q, k, v, **options).double(), wanted, atol=1e-5, rtol=1e-5)
+    read = mock.Mock(side_effect=attend.read_call)
+    monkeypatch.setattr(attend, "read_call", read)
+    for options in calls:
+        attention(P, q, k, v, **options)
+    assert read.call_count == 1  # of what is in a tensor nothing is kept
+    side.fill_(5)
+    torch.testing.assert_close(attention(P, q, k, v, **calls[2]), attention(P, q, k, v, window=(5, 0)))

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from fused_programs import check, random_operands
+from fused_programs import Graphs, check, random_operands
 
 Made = Callable[[int, int], Any]
 
@@ -79,12 +79,7 @@ CHANGING: dict[str, Made] = {
 
 def calls_of(make: Made, dynamic: bool, lengths: list[tuple[int, int]], how: str) -> list[Any]:
     """Check values and gradients, and return what attention was called with."""
-    seen: list[Any] = []
-
-    def keep(module: Any, inputs: Any) -> Any:
-        named = [node for node in module.graph.nodes if getattr(node.target, "__name__", "") == "call_attention"]
-        seen.extend(node.kwargs for node in named)
-        return module.forward
+    graphs = Graphs()
 
     def program(q: Any, k: Any, v: Any) -> Any:
         mask = make(q.shape[1], k.shape[1])
@@ -99,8 +94,8 @@ def calls_of(make: Made, dynamic: bool, lengths: list[tuple[int, int]], how: str
         return scores.softmax(-1) @ v
 
     operands = [random_operands(*[(2, size, 3) for size in (m, n, n)]) for m, n in lengths]
-    check(program, *operands, then=keep, dynamic=dynamic)
-    return seen
+    check(program, *operands, then=graphs, dynamic=dynamic)
+    return [node.kwargs for node in graphs.calls("call_attention")]
 
 
 SQUARE = [(33, 33), (40, 40), (7, 7)]

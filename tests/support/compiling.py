@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from python_process import run_python
+from python_process import SUPPORT, run_python
 
 FINISH = """
 import re
@@ -55,5 +55,5 @@ def printed(program: str, folder: Path, *given: str) -> list[str]:
     caches = dict.fromkeys(("TRITON_CACHE_DIR", "EINOPS_FAST_CACHE_DIR"), folder)
     # Line numbers take the compiler some time, and nobody reads them here.
     settings = {"TRITON_INTERPRET": 0, "TRITON_DISABLE_LINE_INFO": 1, "EINOPS_FAST_AUTOTUNE": "never"}
-    done = run_python("-c", program, *given, **settings, **caches)
+    done = run_python("-c", program, *given, path=[SUPPORT], **settings, **caches)
     return done.stdout.splitlines()

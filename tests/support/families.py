@@ -44,7 +44,7 @@ class Family:
 
     Attributes:
         equation: the problem.
-        shapes: of its operands, so small that they can be executed anywhere.
+        shapes: of its operands, as ``'2x3 3x4'``, so small that they can be executed anywhere.
         large: the same with work for all multiprocessors of a GPU, and results in many parts where sums are split.
         kind: of a kernel's tiling.
         has: what else a tiling must have.
@@ -54,8 +54,8 @@ class Family:
     """
 
     equation: str
-    shapes: Shapes
-    large: Shapes
+    shapes: str
+    large: str
     kind: type
     has: Callable[[Any], bool] = _any_tiling
     copies: bool = False
@@ -63,7 +63,8 @@ class Family:
     units: int | None = None
 
     def sizes(self, large: bool) -> Shapes:
-        return self.large if large else self.shapes
+        texts = (self.large if large else self.shapes).split()
+        return tuple(tuple(map(int, text.split("x"))) for text in texts)
 
     def operands(self, large: bool = False, device: str = DEVICE) -> list[Any]:
         """Random numbers; the same ones in every run."""
@@ -120,183 +121,94 @@ def _stays(turns: int) -> Callable[[Any], bool]:
 
 
 _POINTERS, _BOXES, _THREADS, _LOOPS = ContractionTiling, BoxTiling, FmaTiling, ReductionTiling
-_ROWS = ((64, 40), (40, 48))
 
 FAMILIES: dict[str, Family] = {
     "pointers": Family(
-        "bind,bjnd->bnij",
-        ((2, 40, 3, 32), (2, 24, 3, 32)),
-        ((16, 500, 8, 64), (16, 300, 8, 64)),
-        _POINTERS,
-        lambda tiling: _whole(tiling) and not tiling.scattered and not tiling.in_two,
+        "bind,bjnd->bnij", "2x40x3x32 2x24x3x32", "16x500x8x64 16x300x8x64",
+        _POINTERS, lambda tiling: _whole(tiling) and not tiling.scattered and not tiling.in_two,
     ),
     "pointers, scattered": Family(
-        "dbea,ec->abcd",
-        ((4, 3, 9, 12), (9, 6)),
-        ((48, 48, 40, 48), (40, 64)),
-        _POINTERS,
-        lambda tiling: _whole(tiling) and tiling.scattered,
+        "dbea,ec->abcd", "4x3x9x12 9x6", "48x48x40x48 40x64",
+        _POINTERS, lambda tiling: _whole(tiling) and tiling.scattered,
     ),
     "pointers, columns in two parts": Family(
-        "ik,kj->ij",
-        ((100, 40), (40, 70)),
-        ((9000, 200), (200, 288)),
-        _POINTERS,
-        lambda tiling: _whole(tiling) and tiling.in_two,
+        "ik,kj->ij", "100x40 40x70", "9000x200 200x288", _POINTERS, lambda tiling: _whole(tiling) and tiling.in_two,
     ),
     "pointers, factors": Family(
-        "bi,oij,bj->bo",
-        ((21, 6), (5, 6, 17), (21, 17)),
-        ((3000, 20), (99, 20, 103), (3000, 103)),
-        _POINTERS,
-        lambda tiling: _whole(tiling) and tiling.factored,
+        "bi,oij,bj->bo", "21x6 5x6x17 21x17", "3000x20 99x20x103 3000x103",
+        _POINTERS, lambda tiling: _whole(tiling) and tiling.factored,
     ),
-    "pointers, split": Family(
-        "ik,kj->ij", ((20, 1100), (1100, 24)), ((120, 30000), (30000, 136)), _POINTERS, _split
-    ),
+    "pointers, split": Family("ik,kj->ij", "20x1100 1100x24", "120x30000 30000x136", _POINTERS, _split),
     "pointers on a copy": Family(
-        "bij,bjk->bik",
-        ((2, 20, 33), (2, 33, 17)),
-        ((30, 300, 333), (30, 333, 257)),
-        _POINTERS,
-        _whole,
-        copies=True,
+        "bij,bjk->bik", "2x20x33 2x33x17", "30x300x333 30x333x257", _POINTERS, _whole, copies=True,
     ),
     "pointers on a copy, split": Family(
-        "acd,dbc->ab", ((18, 10, 400), (400, 17, 10)), ((90, 100, 90), (90, 96, 100)), _POINTERS, _split, copies=True
+        "acd,dbc->ab", "18x10x400 400x17x10", "90x100x90 90x96x100", _POINTERS, _split, copies=True,
     ),
     "boxes": Family(
-        "bind,bjnd->bnij",
-        ((2, 200, 3, 64), (2, 136, 3, 64)),
-        ((16, 500, 8, 64), (16, 304, 8, 64)),
-        _BOXES,
-        lambda tiling: _whole(tiling) and not tiling.loose and not tiling.rest,
+        "bind,bjnd->bnij", "2x200x3x64 2x136x3x64", "16x500x8x64 16x304x8x64",
+        _BOXES, lambda tiling: _whole(tiling) and not tiling.loose and not tiling.rest,
     ),
     "boxes, columns in two parts": Family(
-        "bik,bkj->bij",
-        ((2, 300, 64), (2, 64, 96)),
-        ((4, 3000, 288), (4, 288, 288)),
-        _BOXES,
-        lambda tiling: _whole(tiling) and bool(tiling.rest),
-        units=2,
+        "bik,bkj->bij", "2x300x64 2x64x96", "4x3000x288 4x288x288",
+        _BOXES, lambda tiling: _whole(tiling) and bool(tiling.rest), units=2,
     ),
     "boxes, the right one stays": Family(
-        "ik,kj->ij", ((700, 160), (160, 96)), ((40000, 160), (160, 96)), _BOXES, _stays(1), units=2
+        "ik,kj->ij", "700x160 160x96", "40000x160 160x96", _BOXES, _stays(1), units=2,
     ),
-    "boxes in turns": Family(
-        "ik,kj->ij", ((700, 160), (160, 96)), ((40000, 160), (160, 96)), _BOXES, _stays(2), units=2
-    ),
+    "boxes in turns": Family("ik,kj->ij", "700x160 160x96", "40000x160 160x96", _BOXES, _stays(2), units=2),
     "boxes, loose": Family(
-        "ik,jk->ij",
-        ((130, 72), (65, 72)),
-        ((3000, 136), (997, 136)),
-        _BOXES,
-        lambda tiling: _whole(tiling) and tiling.loose,
+        "ik,jk->ij", "130x72 65x72", "3000x136 997x136", _BOXES, lambda tiling: _whole(tiling) and tiling.loose,
     ),
     "boxes, factors": Family(
-        "bi,oij,bj->bo",
-        ((200, 6), (40, 6, 72), (200, 72)),
-        ((4096, 40), (128, 40, 128), (4096, 128)),
-        _BOXES,
-        lambda tiling: _whole(tiling) and tiling.factor is not None,
+        "bi,oij,bj->bo", "200x6 40x6x72 200x72", "4096x40 128x40x128 4096x128",
+        _BOXES, lambda tiling: _whole(tiling) and tiling.factor is not None,
     ),
     "boxes, factors, split": Family(
-        "bi,oij,bj->bo",
-        ((70, 12), (200, 12, 64), (70, 64)),
-        ((70, 96), (200, 96, 64), (70, 64)),
-        _BOXES,
-        lambda tiling: _split(tiling) and tiling.factor is not None,
+        "bi,oij,bj->bo", "70x12 200x12x64 70x64", "70x96 200x96x64 70x64",
+        _BOXES, lambda tiling: _split(tiling) and tiling.factor is not None,
     ),
-    "boxes, split": Family(
-        "ik,kj->ij", ((40, 520), (520, 24)), ((120, 30000), (30000, 136)), _BOXES, _split
-    ),
+    "boxes, split": Family("ik,kj->ij", "40x520 520x24", "120x30000 30000x136", _BOXES, _split),
     "boxes on a copy": Family(
-        "bij,bjk->bik",
-        ((2, 72, 33), (2, 33, 40)),
-        ((30, 304, 333), (30, 333, 256)),
-        _BOXES,
-        _whole,
-        copies=True,
+        "bij,bjk->bik", "2x72x33 2x33x40", "30x304x333 30x333x256", _BOXES, _whole, copies=True,
     ),
     "threads": Family(
-        "bik,bjk->bij",
-        ((2, 64, 40), (2, 48, 40)),
-        ((64, 300, 128), (64, 256, 128)),
-        _THREADS,
-        lambda tiling: _whole(tiling) and not tiling.chunk,
-        dtype="float32",
+        "bik,bjk->bij", "2x64x40 2x48x40", "64x300x128 64x256x128",
+        _THREADS, lambda tiling: _whole(tiling) and not tiling.chunk, dtype="float32",
     ),
     "threads, totals": Family(
-        "ik,kj->ij",
-        ((64, 600), (600, 48)),
-        ((2000, 1000), (1000, 600)),
-        _THREADS,
-        lambda tiling: _whole(tiling) and bool(tiling.chunk),
-        dtype="float32",
+        "ik,kj->ij", "64x600 600x48", "2000x1000 1000x600",
+        _THREADS, lambda tiling: _whole(tiling) and bool(tiling.chunk), dtype="float32",
     ),
     "threads, rows and columns in parts": Family(
-        "bik,bjk->bij",
-        ((2, 100, 24), (2, 50, 24)),
-        ((64, 100, 128), (64, 50, 128)),
-        _THREADS,
-        lambda tiling: _whole(tiling) and bool(tiling.below) and bool(tiling.further),
-        dtype="float32",
+        "bik,bjk->bij", "2x100x24 2x50x24", "64x100x128 64x50x128",
+        _THREADS, lambda tiling: _whole(tiling) and bool(tiling.below) and bool(tiling.further), dtype="float32",
     ),
-    "threads, split": Family(
-        "ik,kj->ij", ((40, 600), (600, 24)), ((120, 30000), (30000, 136)), _THREADS, _split, dtype="float32"
-    ),
+    "threads, split": Family("ik,kj->ij", "40x600 600x24", "120x30000 30000x136", _THREADS, _split, dtype="float32"),
     "threads on a copy": Family(
-        "bij,bkj->bik",
-        ((3, 40, 33), (3, 39, 33)),
-        ((64, 300, 133), (64, 256, 133)),
-        _THREADS,
-        _whole,
-        copies=True,
-        dtype="float32",
+        "bij,bkj->bik", "3x40x33 3x39x33", "64x300x133 64x256x133", _THREADS, _whole, copies=True, dtype="float32",
     ),
     "pointers, float32 in parts": Family(
-        "ik,kj->ij", ((40, 600), (600, 24)), ((120, 30000), (30000, 136)), _POINTERS, _split, dtype="float32"
+        "ik,kj->ij", "40x600 600x24", "120x30000 30000x136", _POINTERS, _split, dtype="float32",
     ),
-    "pointers, float64": Family("ik,kj->ij", _ROWS, ((900, 300), (300, 500)), _POINTERS, _whole, dtype="float64"),
-    "loops": Family("bij,bj->bij", ((4, 10, 50), (4, 50)), ((40, 500, 700), (40, 700)), _LOOPS, _whole),
-    "loops, a sum": Family(
-        "bind,bind->bni", ((2, 40, 3, 16), (2, 40, 3, 16)), ((16, 500, 8, 64), (16, 500, 8, 64)), _LOOPS, _whole
-    ),
-    "loops, one operand": Family("abc->b", ((13, 6, 20),), ((130, 600, 200),), _LOOPS, _whole, dtype="bfloat16"),
+    "pointers, float64": Family("ik,kj->ij", "64x40 40x48", "900x300 300x500", _POINTERS, _whole, dtype="float64"),
+    "loops": Family("bij,bj->bij", "4x10x50 4x50", "40x500x700 40x700", _LOOPS, _whole),
+    "loops, a sum": Family("bind,bind->bni", "2x40x3x16 2x40x3x16", "16x500x8x64 16x500x8x64", _LOOPS, _whole),
+    "loops, one operand": Family("abc->b", "13x6x20", "130x600x200", _LOOPS, _whole, dtype="bfloat16"),
     "loops, three operands": Family(
-        "bi,bij,bj->b",
-        ((4, 10), (4, 10, 31), (4, 31)),
-        ((4000, 40), (4000, 40, 31), (4000, 31)),
-        _LOOPS,
-        _whole,
-        dtype="float32",
+        "bi,bij,bj->b", "4x10 4x10x31 4x31", "4000x40 4000x40x31 4000x31", _LOOPS, _whole, dtype="float32",
     ),
-    "loops, split": Family("bij,bij->", ((4, 30, 50), (4, 30, 50)), ((40, 300, 500), (40, 300, 500)), _LOOPS, _split),
-    "loops, split in rows": Family(
-        "ji,j->i", ((3000, 7), (3000,)), ((300000, 7), (300000,)), _LOOPS, _split, dtype="float32"
-    ),
-    "chain": Family(
-        "ai,ij,jk,kb->ab",
-        ((37, 9), (9, 20), (20, 5), (5, 35)),
-        ((3000, 64), (64, 60), (60, 32), (32, 2000)),
-        ChainTiling,
-    ),
+    "loops, split": Family("bij,bij->", "4x30x50 4x30x50", "40x300x500 40x300x500", _LOOPS, _split),
+    "loops, split in rows": Family("ji,j->i", "3000x7 3000", "300000x7 300000", _LOOPS, _split, dtype="float32"),
+    "chain": Family("ai,ij,jk,kb->ab", "37x9 9x20 20x5 5x35", "3000x64 64x60 60x32 32x2000", ChainTiling),
     "chain, float32": Family(
-        "nai,ij,nbj->anb",
-        ((3, 20, 9), (9, 17), (3, 40, 17)),
-        ((30, 200, 30), (30, 17), (30, 400, 17)),
-        ChainTiling,
-        dtype="float32",
+        "nai,ij,nbj->anb", "3x20x9 9x17 3x40x17", "30x200x30 30x17 30x400x17", ChainTiling, dtype="float32",
     ),
-    "integers": Family(
-        "bik,bjk->bij", ((2, 20, 33), (2, 24, 33)), ((20, 200, 133), (20, 240, 133)), _POINTERS, _whole, dtype="int32"
-    ),
-    "integers, split": Family(
-        "ik,kj->ij", ((20, 300), (300, 24)), ((90, 9000), (9000, 120)), _POINTERS, _split, dtype="int8"
-    ),
-    "integers, loops": Family("ij,j->i", ((40, 103), (103,)), ((4000, 703), (703,)), _LOOPS, _whole, dtype="int64"),
+    "integers": Family("bik,bjk->bij", "2x20x33 2x24x33", "20x200x133 20x240x133", _POINTERS, _whole, dtype="int32"),
+    "integers, split": Family("ik,kj->ij", "20x300 300x24", "90x9000 9000x120", _POINTERS, _split, dtype="int8"),
+    "integers, loops": Family("ij,j->i", "40x103 103", "4000x703 703", _LOOPS, _whole, dtype="int64"),
     "integers, loops split": Family(
-        "bij,bij->", ((4, 30, 50), (4, 30, 50)), ((40, 300, 500), (40, 300, 500)), _LOOPS, _split, dtype="int16"
+        "bij,bij->", "4x30x50 4x30x50", "40x300x500 40x300x500", _LOOPS, _split, dtype="int16",
     ),
 }  # fmt: skip
 

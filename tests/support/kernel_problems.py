@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from itertools import permutations
 from typing import Any
 
+import pytest
 import torch
 from fused_steps import fused_step
 from kernel_tensors import MEMORY
@@ -28,6 +29,11 @@ def check(equation: str, operands: Sequence[Any], candidates: Sequence[Candidate
         assert result.dtype == operands[0].dtype
         assert result.shape == expected.shape
         assert error(result) <= max(2 * theirs, eps), way.name
+
+
+def problems(*cases: Any) -> Any:
+    """Return a mark that gives a test the equation and the shapes of each."""
+    return pytest.mark.parametrize(("equation", "shapes"), [(case[0], case[1:]) for case in cases])
 
 
 MATRICES = [

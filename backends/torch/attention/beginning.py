@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from einops_fast.attention.choice import Undecided, choose
-from einops_fast.attention.prepare import GivenCall, Plan
+from einops_fast.attention.prepare import Plan
 from einops_fast.attention.registry import Implementation
 from einops_fast.backends.torch.beginning import CallProblem, FirstCalls
 from einops_fast.runtime.measuring import ATTENTION
@@ -55,7 +55,7 @@ class AttentionProblem(CallProblem[Implementation]):
     def settle(self) -> Implementation:
         arrays = tuple(self.samples())
         if all(each.dtype.is_floating_point or each.dtype == torch.bool for each in arrays):
-            way = choose(self._plan.spec, "wait", GivenCall(self._plan, arrays)).implementation
+            way = choose(self._plan, "wait", arrays).implementation
         else:  # lengths and pages can't be made up
             way = min(self._ways.values(), key=lambda way: self._predicted[way.name])
         with self.on_device():

@@ -109,7 +109,7 @@ class _Attention(torch.autograd.Function):
             extras = extras._replace(bias=bias, sinks=sinks)
         out, lse = call.forward(q, k, v, extras)
         ctx.call = call
-        ctx.save_for_backward(q, k, v, out, lse, *call.tensors(extras))
+        ctx.save_for_backward(q, k, v, out, lse, *extras)
         ctx.set_materialize_grads(False)
         return (out, lse) if call.spec.lse else out
 
@@ -120,7 +120,7 @@ class _Attention(torch.autograd.Function):
             return (None,) * (1 + len(wanted))
         q, k, v, out, lse, *others = ctx.saved_tensors
         call = ctx.call
-        extras = call.extras(others)
+        extras = Extras._make(others)
         if torch.is_grad_enabled() or _are_batched(d_out, d_lse):
             found = _canonical_gradients(call, wanted, d_out, d_lse, out, lse, (q, k, v, *extras))
         else:

@@ -13,7 +13,6 @@ from einops_fast.backends.torch.attention.layouts import (
     SINKS,
     Arrays,
     example,
-    kernel_layouts,
     layout_of,
     problem_of,
 )
@@ -63,8 +62,7 @@ class GradientsOfCall:
         needed = of_q or (of_bias and is_whole(spec)), of_k or of_v, of_k or of_v, of_bias
         self._layouts: list[tuple[tuple[int, ...], tuple[int, ...], torch.dtype] | None] = [None] * 4
         self._memory, self._new = call.memory, call.new
-        layouts = kernel_layouts(spec, canonical)
-        layouts["d_out"] = d_out
+        layouts = {"d_out": d_out}
         for at, name in enumerate(("dq", "dk", "dv", "d_bias")):
             if not needed[at]:
                 continue
@@ -76,7 +74,7 @@ class GradientsOfCall:
             else:
                 layout, layouts[name] = self._like(arrays, at)
             self._layouts[at] = layout.shape, layout.strides, arrays[at].dtype
-        self._plan = plan = backward_plan(problem_of(spec, layouts, call.processors, apart))
+        self._plan = plan = backward_plan(problem_of(spec, canonical, call.processors, layouts, apart))
         starts_at_zero = spec.varlen, spec.varlen, spec.varlen, plan.bias_starts_at_zero
         self._zeros = [at for at, zeros in enumerate(starts_at_zero) if zeros and needed[at]]
         if plan.exact:

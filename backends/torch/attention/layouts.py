@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -22,7 +23,6 @@ __all__ = [
     "Arrays",
     "example",
     "extras_of",
-    "kernel_layouts",
     "layout_of",
     "neighbouring",
     "problem_of",
@@ -65,21 +65,20 @@ _IN_KERNELS = ("q", "k", "v", *Extras._fields[:6], "", "", "cached", "table", ""
 """The arrays as :class:`Problem` calls them, but those that nothing is planned by."""
 
 
-def kernel_layouts(spec: AttentionSpec, arrays: Arrays) -> dict[str, Layout]:
-    """Return layouts of arrays in canonical order, of the result and its logarithms, by what kernels call them."""
-    found = {
-        name: layout_of(array) for name, array in zip(_IN_KERNELS, arrays, strict=True) if name and array is not None
-    }
-    found["out"] = result = result_layout(spec, arrays[0].shape[-2])
-    found["lse"] = Layout(result.shape[:-1], contiguous_strides(result.shape[:-1]))
-    return found
-
-
 def problem_of(
-    spec: AttentionSpec, layouts: Mapping[str, Layout], device: tuple[tuple[int, int], int], apart: bool = False
+    spec: AttentionSpec,
+    arrays: Arrays,
+    device: tuple[tuple[int, int], int],
+    gradients: Mapping[str, Layout] = MappingProxyType({}),
+    apart: bool = False,
 ) -> Problem:
-    """Return the problem of arrays of these layouts."""
-    return problem(spec, layouts, device, fp32_precision() if spec.dtype == "float32" else "ieee", apart)
+    """Return the problem of arrays in canonical order, their result, and gradients by what kernels call them."""
+    named = zip(_IN_KERNELS, arrays, strict=True)
+    layouts = {name: layout_of(array) for name, array in named if name and array is not None}
+    layouts["out"] = result = result_layout(spec, arrays[0].shape[-2])
+    layouts["lse"] = Layout(result.shape[:-1], contiguous_strides(result.shape[:-1]))
+    precision = fp32_precision() if spec.dtype == "float32" else "ieee"
+    return problem(spec, {**layouts, **gradients}, device, precision, apart)
 
 
 def example(layout: Layout) -> Any:

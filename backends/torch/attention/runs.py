@@ -20,7 +20,6 @@ from einops_fast.backends.torch.attention.layouts import (
     SINKS,
     Arrays,
     example,
-    kernel_layouts,
     layout_of,
     neighbouring,
     problem_of,
@@ -28,7 +27,7 @@ from einops_fast.backends.torch.attention.layouts import (
 )
 from einops_fast.backends.torch.backend import fp32_precision
 from einops_fast.backends.torch.memory import TorchMemory
-from einops_fast.backends.triton.attention.arguments import NO_EXTRAS, Extras
+from einops_fast.backends.triton.attention.arguments import Extras
 from einops_fast.backends.triton.attention.plan import forward_plan
 from einops_fast.backends.triton.launching.launch import accumulator
 from einops_fast.planning.layout import contiguous_strides
@@ -60,32 +59,18 @@ class AttentionCall:
         logs = self._shape[:-1]
         self._lse = logs, contiguous_strides(logs), getattr(torch, accumulator(spec.dtype))
         self.memory, self.new = MEMORY, MEMORY.here(q)
-        self._present = tuple([at for at, array in enumerate(arrays[3:]) if array is not None])
         self._nothing = not (prod(self._shape) and canonical[1].numel())
         self._device = MEMORY.device(q)
         self._together = neighbouring([layout_of(array) for array in arrays[:3]]) if joins else {}
         self._backward: dict[Any, GradientsOfCall] = {}
         aim = aimed()
         self.processors = _device(self._device) if aim is None else (aim.capability, aim.multiprocessors)
-        self._run = forward_plan(problem_of(spec, kernel_layouts(spec, canonical), self.processors)).run
+        self._run = forward_plan(problem_of(spec, canonical, self.processors)).run
 
     def canonical(self, arrays: Arrays) -> Arrays:
         """Return the arrays in canonical order."""
         pairs = zip(arrays, self.views, strict=True)
         return tuple([None if array is None else view(array, torch.permute) for array, view in pairs])
-
-    def tensors(self, extras: Extras) -> tuple[Any, ...]:
-        """Return the extras that aren't None."""
-        return tuple([extras[at] for at in self._present])
-
-    def extras(self, tensors: Sequence[Any]) -> Extras:
-        """Return the extras of such tensors."""
-        if not tensors:
-            return NO_EXTRAS
-        found = [*NO_EXTRAS]
-        for at, tensor in zip(self._present, tensors, strict=True):
-            found[at] = tensor
-        return Extras._make(found)
 
     def canonical_result(self, array: Any) -> Any:
         """Return an array like the result in canonical order."""

@@ -43,22 +43,15 @@ _ANY_SIZE = _Way("kernels for any size", True)
 
 
 class Calls(NamedTuple):
-    """Calls of an operator that differ in values only.
+    """Calls of an operator that differ in values only."""
 
-    Attributes:
-        name: of the operator.
-        library, kernels: each takes the arrays and computes a call, by the framework's functions or by kernels.
-        arrays: of a call; the first one has the rows.
-        axis: of the first one, which rows are along.
-        numbers: what else both ways depend on.
-    """
-
-    name: str
+    name: str  # of the operator
+    # each takes the arrays and computes a call, by the framework's functions or by kernels
     library: Run
     kernels: Run
-    arrays: tuple[Any, ...]
-    axis: int
-    numbers: Hashable
+    arrays: tuple[Any, ...]  # of a call; the first one has the rows
+    axis: int  # of the first one, which rows are along
+    numbers: Hashable  # what else both ways depend on
 
 
 _calls: dict[Hashable, FirstCalls[_Way]] = emptied_with_plans({})

@@ -9,9 +9,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from einops_fast.nn.bert import bert_attention
-from einops_fast.nn.gpt import gpt_attention
-from einops_fast.nn.heads import attend_heads
+from einops_fast.nn.heads import BERT, GPT, LLAMA, Parts, attend_by_parts
 from einops_fast.nn.injection.conditions import (
     OTHER_VERSION,
     attends_otherwise,
@@ -25,14 +23,12 @@ __all__ = ["Attention", "BertAttention", "GPTAttention", "LlamaAttention", "show
 
 
 class Attention(Replacement):
-    """What the families have in common.
-
-    Attributes:
-        hooks_around: the dicts of forward hooks of the modules around it that return its weights.
-    """
+    """What the families have in common."""
 
     does = "attention on views, without weights"
+    parts: ClassVar[Parts]
     collector: ClassVar[Any]
+    # the dicts of forward hooks of the modules around it that return its weights
     hooks_around: tuple[dict[int, Any], ...] = ()
 
     @classmethod
@@ -54,8 +50,18 @@ class Attention(Replacement):
     def members(cls, original: type[nn.Module]) -> dict[str, Any]:
         return {"collector": collector()}
 
-    def _attend(self, hidden_states: Tensor, mask: Tensor | None, cache: Any, options: dict[str, Any]) -> Any:
-        raise NotImplementedError
+    def rotation(self, options: dict[str, Any]) -> Any:
+        """Return what turns queries and keys by their positions, ``None`` for nothing."""
+        return None
+
+    def project(self, hidden_states: Tensor, mask: Tensor | None, cache: Any, options: dict[str, Any]) -> Tensor:
+        """Return the result before its dropout."""
+        causal, more = _causal(self, options), _cache_options(options)
+        return attend_by_parts(self, self.parts, hidden_states, mask, cache, causal, more, self.rotation(options))
+
+    def dropped(self, result: Tensor) -> Any:
+        """Return the result after its dropout, if it has one."""
+        return result
 
     def fused(
         self, hidden_states: Tensor, *args: Any, attention_mask: Any = None, past_key_values: Any = None, **options: Any
@@ -63,7 +69,7 @@ class Attention(Replacement):
         """Return what the class that was replaced returns, without weights."""
         if args or needs_original(self, hidden_states, attention_mask, options):
             return NotImplemented
-        return self._attend(hidden_states, attention_mask, past_key_values, options), None
+        return self.dropped(self.project(hidden_states, attention_mask, past_key_values, options)), None
 
 
 def _causal(module: Any, options: dict[str, Any]) -> bool:
@@ -98,24 +104,22 @@ def show_hooks_around(modules: Iterable[nn.Module]) -> None:
 class BertAttention(Attention):
     """BERT's."""
 
-    def _attend(self, hidden_states: Tensor, mask: Tensor | None, cache: Any, options: dict[str, Any]) -> Any:
-        return bert_attention(self, hidden_states, mask, cache, _causal(self, options), _cache_options(options))
+    parts = BERT
 
 
 class GPTAttention(Attention):
     """GPT-2's."""
 
-    def project(self, hidden_states: Tensor, mask: Tensor | None, cache: Any, options: dict[str, Any]) -> Tensor:
-        """The result before its dropout."""
-        return gpt_attention(self, hidden_states, mask, cache, _causal(self, options), _cache_options(options))
+    parts = GPT
 
-    def _attend(self, hidden_states: Tensor, mask: Tensor | None, cache: Any, options: dict[str, Any]) -> Any:
-        return self.resid_dropout(self.project(hidden_states, mask, cache, options))
+    def dropped(self, result: Tensor) -> Any:
+        return self.resid_dropout(result)
 
 
 class LlamaAttention(Attention):
     """Llama's, with rotary positions."""
 
+    parts = LLAMA
     rotate: ClassVar[Any]
 
     @classmethod
@@ -129,15 +133,5 @@ class LlamaAttention(Attention):
         rotate: Any = getattr(sys.modules[original.__module__], "apply_rotary_pos_emb", None)
         return {**super().members(original), "rotate": staticmethod(rotate)}
 
-    def _attend(self, hidden_states: Tensor, mask: Tensor | None, cache: Any, options: dict[str, Any]) -> Any:
-        q, k, v = (
-            project(hidden_states).unflatten(-1, (-1, self.head_dim))
-            for project in (self.q_proj, self.k_proj, self.v_proj)
-        )
-        q, k = self.rotate(q, k, *options["position_embeddings"], unsqueeze_dim=2)
-        attended = attend_heads(
-            q, k, v, mask, causal=_causal(self, options), scale=self.scaling,
-            dropout_p=self.attention_dropout if self.training else 0.0, cache=cache, layer=self.layer_idx,
-            cache_options=_cache_options(options),
-        )  # fmt: skip
-        return self.o_proj(attended)
+    def rotation(self, options: dict[str, Any]) -> Any:
+        return lambda q, k: self.rotate(q, k, *options["position_embeddings"], unsqueeze_dim=2)

@@ -117,16 +117,11 @@ def _without_activation(name: str, module: Any) -> str | None:
 
 
 class _Activated(Replacement):
-    """A linear layer and its activation in one.
-
-    Attributes:
-        act_name: the name of the activation.
-        layer_name: the name of the linear layer, and its class.
-    """
+    """A linear layer and its activation in one."""
 
     does = "ops.linear with the activation"
-    act_name: ClassVar[str]
-    layer_name: ClassVar[tuple[str, type[nn.Module] | str]]
+    act_name: ClassVar[str]  # the name of the activation
+    layer_name: ClassVar[tuple[str, type[nn.Module] | str]]  # the name of the linear layer, and its class
 
     @classmethod
     def unfit(cls, module: nn.Module) -> str | None:

@@ -23,17 +23,11 @@ ALREADY = "is replaced already"
 
 
 class Replacement(nn.Module):
-    """What a replaced module is, beside what it was. Derived classes have the new way as ``fused``.
+    """What a replaced module is, beside what it was. Derived classes have the new way as ``fused``."""
 
-    Attributes:
-        does: in words, for the report.
-        original: the class that the module had.
-        fused_forward: the ``forward`` that was put on its class.
-    """
-
-    does: ClassVar[str]
-    original: ClassVar[type[nn.Module]]
-    fused_forward: ClassVar[Callable[..., Any]]
+    does: ClassVar[str]  # in words, for the report
+    original: ClassVar[type[nn.Module]]  # the class that the module had
+    fused_forward: ClassVar[Callable[..., Any]]  # the `forward` that was put on its class
     fused: ClassVar[Callable[..., Any]]
     """Takes what the original ``forward`` takes; returns ``NotImplemented`` for a call that is for the original."""
 

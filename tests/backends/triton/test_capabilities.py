@@ -122,9 +122,8 @@ FAMILIES |= {"activation_kernel", "activation_gradient_kernel", "column_sums_ker
 GRADIENTS = {"delta_kernel", "keys_kernel", "queries_kernel", "short_gradients_kernel"}
 
 
-def test_kernels_become_machine_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_become_machine_code(tmp_path: Path) -> None:
     """By one program, which starts Triton once."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2] / "support"))
     lines = printed(PROGRAM, tmp_path, ",".join(LOWERED), *CAPABILITIES)
     for capability in CAPABILITIES:
         on = divmod(int(capability), 10)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
 
-from einops_fast.attention.prepare import GivenCall
+from einops_fast.attention.prepare import Plan
 from einops_fast.attention.registry import Implementation
 from einops_fast.backends.clock import DeviceClock
 from einops_fast.backends.gpus import gpu_ceilings
@@ -52,14 +52,13 @@ class TorchClock(DeviceClock):
         with torch.random.fork_rng(devices=[torch.device(self._name)]), torch.cuda.device(self._name):
             yield
 
-    def run_of(self, way: Implementation, call: GivenCall) -> Callable[[], None]:
+    def run_of(self, way: Implementation, plan: Plan, arrays: Sequence[Any]) -> Callable[[], None]:
         """Return what makes such a call as its callers make it, with gradients, if any, which go nowhere."""
-        spec = call.plan.spec
         # The same memory in tensors of our own, so that no gradient gets anywhere.
-        given = [array.detach().requires_grad_(array.requires_grad) for array in call.arrays]
+        given = [array.detach().requires_grad_(array.requires_grad) for array in arrays]
         leaves = [each for each in given if each.requires_grad]
         # Made once: an implementation that compiles would compile anew for each run.
-        run = way.prepared(call.plan, given).run
+        run = way.prepared(plan, given).run
         cotangents: list[torch.Tensor] = []
 
         def forward() -> None:
@@ -69,9 +68,9 @@ class TorchClock(DeviceClock):
         def both() -> None:
             with torch.enable_grad():
                 found = run(*given)
-                result = found[0] if spec.lse else found
+                result = found[0] if plan.spec.lse else found
                 if not cotangents:
                     cotangents.append(torch.ones_like(result))
                 torch.autograd.grad(result, leaves, cotangents, allow_unused=True)
 
-        return both if spec.gradients and leaves else forward
+        return both if plan.spec.gradients and leaves else forward

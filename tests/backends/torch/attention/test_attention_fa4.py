@@ -17,9 +17,8 @@ from torch_operands import whole
 
 from einops_fast import OperandError, attention, attention_backend
 from einops_fast.attention import attend, prepare
-from einops_fast.attention.choice import choose
 from einops_fast.attention.features import feature_table
-from einops_fast.attention.registry import implementation
+from einops_fast.attention.registry import candidates, implementation
 from einops_fast.attention.spec import AttentionSpec
 from einops_fast.backends.torch.attention.implementations import devices, fa4, sdpa
 from einops_fast.runtime.plan_cache import clear_plans
@@ -345,4 +344,4 @@ def test_a_traced_call_has_no_break(allowed: str | None, operator: str, monkeypa
 def test_it_is_in_the_table() -> None:
     assert implementation("fa4").lacks(SPEC) is None
     assert "`fa4`" in feature_table()
-    assert "fa4" in [name for name, _ in choose(replace(SPEC, device="cpu"), "never").answers]
+    assert "fa4" in dict(candidates(replace(SPEC, device="cpu")))

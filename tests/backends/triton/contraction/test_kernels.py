@@ -10,21 +10,16 @@ from typing import Any
 import pytest
 import torch
 from fused_steps import KERNEL_DTYPES, ON, fused_step
-from kernel_problems import LAYOUTS, LOOPS, MATRICES, check, sliced
+from kernel_problems import LAYOUTS, LOOPS, MATRICES, check, problems, sliced
 from kernel_tensors import DEVICE, MEMORY, Poisoned, randn
 
 from einops_fast.backends.triton.contraction import candidates
 from einops_fast.backends.triton.contraction.candidates import kernel_candidate, kernel_candidates
 from einops_fast.backends.triton.contraction.copies import with_copies
+from einops_fast.backends.triton.contraction.generic import generic_kernel
 from einops_fast.backends.triton.contraction.loops.kernel import ReductionTiling
 from einops_fast.backends.triton.contraction.pointers.kernel import ContractionTiling
-from einops_fast.backends.triton.contraction.problems import (
-    ChainProblem,
-    Contraction,
-    Reduction,
-    layouts,
-    problem,
-)
+from einops_fast.backends.triton.contraction.problems import ChainProblem, Contraction, Reduction, layouts, problem
 from einops_fast.backends.triton.contraction.ways import Candidate, CopyCandidate, KernelCandidate
 from einops_fast.planning.layout import contiguous_strides
 from einops_fast.planning.steps import Arrange, Fused, Loop
@@ -34,13 +29,15 @@ MOST = 4 if DEVICE == "cuda" else 2
 
 
 def ways(equation: str, operands: Sequence[Any], most: int = MOST) -> list[Candidate]:
-    """A sample of the kernels for a contraction, the same in every run: the first, and some others."""
+    """A sample of the kernels for a contraction, the same in every run: the first, some others, one for any size."""
     dtype = str(operands[0].dtype).removeprefix("torch.")
     if DEVICE == "cpu" and dtype in ("bfloat16", "float64"):
         most = 1
-    found = kernel_candidates(fused_step(equation, operands), dtype, ON)
+    step = fused_step(equation, operands)
+    first, *others = kernel_candidates(step, dtype, ON)
     chance = random.Random(zlib.crc32(f"{equation} {dtype}".encode()))
-    return found[:1] + chance.sample(found[1:], min(most - 1, len(found) - 1))
+    found = [first, *chance.sample(others, min(most - 1, len(others)))]
+    return [*found, *filter(None, [generic_kernel(step, dtype, ON)])]
 
 
 FACTORED = [
@@ -62,21 +59,23 @@ CHAINS = [
 
 
 @pytest.mark.parametrize("dtype", KERNEL_DTYPES)
-@pytest.mark.parametrize(("equation", "shapes"), [(case[0], case[1:]) for case in (*MATRICES, *LOOPS)])
+@problems(*MATRICES, *LOOPS)
 def test_kernels_are_right(equation: str, shapes: Sequence[tuple[int, ...]], dtype: str) -> None:
     operands = [randn(*shape, dtype=dtype, seed=at) for at, shape in enumerate(shapes)]
-    check(equation, operands, ways(equation, operands, MOST if dtype == "float16" else MOST // 2))
+    found = ways(equation, operands, MOST if dtype == "float16" else MOST // 2)
+    assert found[-1]._generic
+    check(equation, operands, found)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize(("equation", "shapes"), [(case[0], case[1:]) for case in FACTORED])
+@problems(*FACTORED)
 def test_products_made_on_the_way_are_right(equation: str, shapes: Sequence[tuple[int, ...]], dtype: str) -> None:
     operands = [randn(*shape, dtype=dtype, seed=at) for at, shape in enumerate(shapes)]
     check(equation, operands, ways(equation, operands))
 
 
 @pytest.mark.parametrize("dtype", KERNEL_DTYPES)
-@pytest.mark.parametrize(("equation", "shapes"), [(case[0], case[1:]) for case in CHAINS])
+@problems(*CHAINS)
 def test_chains_are_right(equation: str, shapes: Sequence[tuple[int, ...]], dtype: str) -> None:
     operands = [randn(*shape, dtype=dtype, seed=at) for at, shape in enumerate(shapes)]
     found = ways(equation, operands)
@@ -115,9 +114,7 @@ def test_a_program_walks_along_columns() -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize(
-    ("equation", "shapes"), [(case[0], case[1:]) for case in (*MATRICES[1:10:2], *LOOPS[1:10:2], CHAINS[4])]
-)
+@problems(*MATRICES[1:10:2], *LOOPS[1:10:2], CHAINS[4])
 def test_layouts_do_not_matter(equation: str, shapes: Sequence[tuple[int, ...]], layout: str) -> None:
     plain = [randn(*shape, dtype="float16", seed=at) for at, shape in enumerate(shapes)]
     for at, operand in enumerate(plain):
@@ -146,7 +143,7 @@ COPIED = [
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
-@pytest.mark.parametrize(("equation", "shapes"), [(case[0], case[1:]) for case in COPIED])
+@problems(*COPIED)
 def test_kernels_on_copies_are_right(equation: str, shapes: Sequence[tuple[int, ...]], dtype: str) -> None:
     operands = [randn(*shape, dtype=dtype, seed=at) for at, shape in enumerate(shapes)]
     found = kernel_candidates(fused_step(equation, operands), dtype, ON)
@@ -168,9 +165,7 @@ def test_columns_in_two_parts_at_odd_places(dtype: str, offset: int) -> None:
     check("adb,dc->acb", (left, right), in_two[: 2 * MOST])
 
 
-@pytest.mark.parametrize(
-    ("equation", "shapes"), [(case[0], case[1:]) for case in (*MATRICES[4:6], *LOOPS[2:5], CHAINS[4])]
-)
+@problems(*MATRICES[4:7], *LOOPS[2:5], CHAINS[4])
 def test_wide_offsets(equation: str, shapes: Sequence[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
     """The 64-bit way, which only arrays of gigabytes take."""
     monkeypatch.setattr(Contraction, "wide", True)

@@ -84,11 +84,6 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(autouse=True)
-def with_support(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3] / "support"))
-
-
 def test_all_that_a_call_launches_is_listed(tmp_path: Path) -> None:
     *listed, loaded = printed(PROGRAM, tmp_path)
     assert [line.split(",") for line in listed] == [
