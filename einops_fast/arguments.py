@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
@@ -80,7 +81,7 @@ def read_call(operands: Sequence[Any]) -> Call:
         if not arrays:
             raise SubscriptsError(f"equation {operands[0]!r} has no operands")
         return Call(arrays, operands[0])
-    if isinstance(operands[-1], str):
+    if isinstance(operands[-1], str) and re.search(",|->", operands[-1]):
         raise SubscriptsError(f"the equation comes before the operands: fast_einsum({operands[-1]!r}, ...)")
     count = len(operands) // 2
     lists = []

@@ -257,7 +257,9 @@ def _with_an_axis_each(call: Call, sizes: Mapping[str, int]) -> tuple[Compositio
 def _check_sizes(sizes: Mapping[str, int], names: Collection[str], equation: str) -> None:
     for name, size in sizes.items():
         if name not in names:
-            raise TypeError(f"fast_einsum has no argument {name!r}, and {equation!r} no axis of that name")
+            raise TypeError(
+                f"fast_einsum() got an unexpected keyword argument {name!r}: no axis of {equation!r} either"
+            )
         if not isinstance(size, str) and hasattr(size, "__index__") and size >= 0:
             continue
         raise ShapeError(point_at(f"the size of axis {name!r} is no number that it can have: {size!r}", equation))

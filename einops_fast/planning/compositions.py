@@ -164,7 +164,7 @@ def _read(equation: str) -> tuple[Any, ...]:
     left, arrow, _ = equation.partition("->")
     if not arrow:
         raise SubscriptsError(
-            point_at("an equation with parentheses or 1 has '->' and the axes of the result", equation)
+            point_at("axes can't be grouped, or be 1, without '->' and the axes of the result", equation)
         )
     spans = [(match.start(), match.end()) for match in re.finditer(r"[^,]+|(?<=,)(?=,)|^(?=,)|(?<=,)$", left)] or [
         (0, 0)
