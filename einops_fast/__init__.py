@@ -1,6 +1,8 @@
 """einops_fast: einsum at the speed of the hardware, on whatever framework the arrays come from."""
 
 import os
+from importlib import import_module
+from typing import Any
 
 from einops_fast._version import __version__
 from einops_fast.attention.attend import attention
@@ -45,6 +47,19 @@ __all__ = [
     "unpatch",
     "wait_for_kernels",
 ]
+
+_MODULES = ("metrics", "nn", "ops")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:  # imported when they are first asked for
+        return import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, *_MODULES])
+
 
 wake_imported()
 

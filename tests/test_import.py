@@ -15,3 +15,13 @@ assert (einops_fast.fast_einsum("ij,kj->ik", a, a) == 3).all()
 def test_loads_no_framework(use):
     script = f"import sys, einops_fast\n{use}\nprint(*({NOT_OURS_TO_LOAD} & sys.modules.keys()))"
     assert run_python("-c", script).stdout.split() == []
+
+
+def test_modules_are_attributes_that_load_when_asked_for():
+    script = (
+        "import sys, einops_fast\n"
+        "early = [name for name in ('ops', 'nn', 'metrics') if f'einops_fast.{name}' in sys.modules]\n"
+        "print(early, einops_fast.ops.softmax.__name__, einops_fast.metrics.read.__name__)\n"
+        "print(set(dir(einops_fast)) == {*einops_fast.__all__, 'metrics', 'nn', 'ops'}, hasattr(einops_fast, 'numpy'))"
+    )
+    assert run_python("-c", script).stdout.splitlines() == ["[] softmax read", "True False"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial, update_wrapper
 from typing import Any
 
 from einops_fast.errors import EinsumError
@@ -15,6 +16,7 @@ def compile(
     *,
     then: str | Callable[..., Any] = "inductor",
     options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
     **more: Any,
 ) -> Any:
     """Compile a model or a function by torch, after attention in it was fused, however it is spelled.
@@ -34,7 +36,8 @@ def compile(
         then: the backend of torch that compiles the result: its name, or the backend itself. ``'eager'`` compiles
             nothing further.
         options: of inductor's; ``then`` may be among them, as for the backend.
-        more: as for ``torch.compile``: ``mode``, ``dynamic``, ``fullgraph``, ``disable``.
+        mode: of inductor's, such as ``'max-autotune'`` or ``'reduce-overhead'``.
+        more: as for ``torch.compile``: ``dynamic``, ``fullgraph``, ``disable``.
 
     Returns:
         What ``torch.compile`` returns.
@@ -60,4 +63,8 @@ def compile(
     chosen = {"then": then, **(options or {})}
     if then not in ("inductor", chosen["then"]):
         raise EinsumError(f"then={then!r}, but options has then={chosen['then']!r}: give one of them")
-    return torch.compile(model, backend=einops_fast_backend, options=chosen, **more)
+    if mode is None:
+        return torch.compile(model, backend=einops_fast_backend, options=chosen, **more)
+    # torch.compile takes a mode or options.
+    backend = update_wrapper(partial(einops_fast_backend, options=chosen), einops_fast_backend)
+    return torch.compile(model, backend=backend, mode=mode, **more)

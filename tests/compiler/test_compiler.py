@@ -206,8 +206,22 @@ def test_the_next_backend_may_be_among_the_options() -> None:
     assert len(log.fused) == 1
     with pytest.raises(EinsumError, match=r"then='aot_eager', but options has then='eager'"):
         einops_fast.compile(attend, then="aot_eager", options={"then": "eager"})
-    with pytest.raises(Exception, match="takes no options and no mode, but got fallback_random"):
-        einops_fast.compile(attend, options={"then": "eager", "fallback_random": True})(*operands())
+
+
+def test_a_mode_reaches_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+
+    def inductor(*options: Any) -> Any:
+        given.append(options)
+        return lambda module, inputs: module.forward
+
+    monkeypatch.setattr(torch, "_TorchCompileInductorWrapper", inductor)
+    with fusions() as log:
+        einops_fast.compile(attend, mode="max-autotune", options={"shape_padding": True})(*operands())
+    assert len(log.fused) == 1
+    assert given == [("max-autotune", {"shape_padding": True}, None)]
+    with pytest.raises(Exception, match=r"takes no options and no mode, but got mode='max-autotune'"):
+        einops_fast.compile(attend, then="eager", mode="max-autotune")(*operands())
 
 
 def test_torch_compile_is_patched_and_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
