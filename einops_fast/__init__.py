@@ -16,7 +16,7 @@ from einops_fast.einsum import fast_einsum
 from einops_fast.errors import EinsumError, OperandError, ShapeError, SubscriptsError
 from einops_fast.explain import explain
 from einops_fast.expression import ContractExpression, contract_expression
-from einops_fast.observing.profile import profile
+from einops_fast.observing.observers import profile
 from einops_fast.patching.patch import patch, patched, unpatch
 from einops_fast.runtime.precision import allow_precision
 from einops_fast.runtime.tuning import autotune

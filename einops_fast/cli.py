@@ -19,7 +19,7 @@ from einops_fast.backends import registered
 from einops_fast.compiler.report import fusions
 from einops_fast.errors import EinsumError
 from einops_fast.explain import explain_shapes
-from einops_fast.observing.profile import profile
+from einops_fast.observing.observers import profile
 from einops_fast.observing.tables import lasting, print_table
 from einops_fast.patching.patch import FUNCTIONS, patch
 from einops_fast.planning.cost import ITEM_SIZES

@@ -94,12 +94,7 @@ def call_linear_cross_entropy(
     There is a parameter for each argument that a graph's node may have; they are those of
     :func:`einops_fast.ops.linear_cross_entropy`, and the dtype of the result.
     """
-    # float16 has no digits left for gradients that nobody has scaled up yet, as they are in the forward pass.
-    keeps = torch.is_grad_enabled() and reduction != "none" and x.dtype != torch.float16
-    wanted = [keeps and each is not None and each.requires_grad for each in (x, matrix, bias)]
-    rows, targets = x.flatten(0, -2), target.reshape(-1)
-    operator = import_module("einops_fast.backends.torch.ops.linear_cross_entropy").linear_cross_entropy_in_one
-    found = operator(rows, matrix, bias, targets, weight, ignore_index, label_smoothing, 0.0, reduction, 0, *wanted)[
-        0
-    ].to(dtype)
+    module = import_module("einops_fast.backends.torch.ops.linear_cross_entropy")
+    loss = module.RowLoss(weight, ignore_index, label_smoothing, 0.0)
+    found = module.losses_in_one((x.flatten(0, -2), matrix, bias), target.reshape(-1), loss, reduction).to(dtype)
     return found.view_as(target) if reduction == "none" else found

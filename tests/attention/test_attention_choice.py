@@ -1,7 +1,7 @@
 """Which implementation is used: the registry, the restriction and the choice by measurement."""
 
 import threading
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
@@ -10,7 +10,7 @@ import pytest
 from attention_spec import SPEC
 
 from einops_fast import OperandError, attention, attention_backend
-from einops_fast.attention import choice, measured, prepare, registry
+from einops_fast.attention import choice, registry
 from einops_fast.attention.attend import plan_of
 from einops_fast.attention.measured import problem_class
 from einops_fast.attention.options import Options, Request
@@ -511,31 +511,3 @@ def test_measuring_leaves_no_trace_in_tensors_or_random_numbers(monkeypatch, tor
     assert not q.grad.any()
     assert q.grad_fn is None
     assert torch.equal(state, torch.get_rng_state())
-
-
-def test_a_compiler_can_trace_the_choice_on_a_gpu(monkeypatch, torch):
-    from einops_fast.backends.torch.attention.implementations import devices
-
-    monkeypatch.setattr(prepare, "_device", lambda array, framework: "cuda:0")
-    monkeypatch.setattr(devices, "_capability", lambda device: (9, 0))
-    monkeypatch.setattr(devices._cudnn, "is_available", lambda: True)
-    monkeypatch.setattr(measured, "choose_by_time", None)
-    graphs = []
-
-    def backend(graph, inputs):
-        graphs.append(graph)
-        return lambda *operands: (torch.zeros(2, 8, 128, 64),)
-
-    q = torch.ones(2, 8, 128, 64, dtype=torch.bfloat16)
-    softcap = {"layout": "bhsd", "softcap": 3.0}
-    functions = [
-        # On a CPU, torch's function can be traced with the one backend only that there is a CPU's version of.
-        ("flash", "scaled_dot_product_attention", lambda q: attention(q, q, q, layout="bhsd", causal=True)),
-        ("math", "tanh", lambda q: attention(q, q, q, **softcap, sinks=torch.ones(8))),
-        (None, "attention_forward", lambda q: attention(q, q, q, **softcap, sinks=torch.ones(8))),
-    ]
-    for allowed, expected, function in functions:
-        torch.compiler.reset()
-        with attention_backend(allowed) if allowed else nullcontext():
-            torch.compile(function, fullgraph=True, backend=backend)(q)
-        assert expected in graphs.pop().print_readable(print_output=False)

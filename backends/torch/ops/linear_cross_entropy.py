@@ -28,7 +28,7 @@ from einops_fast.backends.torch.ops.logit_chunks import as_rows, chunk_rows, gra
 from einops_fast.backends.torch.types import PLAIN, is_batched, is_followed, may_read_values
 from einops_fast.runtime.tiers import Run
 
-__all__ = ["linear_cross_entropy"]
+__all__ = ["linear_cross_entropy", "losses_in_one"]
 
 _LITTLE = 1 << 20
 """Logits that are no more than this are made at once on a CPU: calling functions for chunks takes longer."""
@@ -65,13 +65,17 @@ def _losses(
     elif not _in_one(*tensors, targets, weight):
         found = _by_checkpoints(rows, linear_weight, bias, targets, loss, reduction, chunk or 0)
     else:
-        recorded = torch.is_grad_enabled()
-        # float16 has no digits left for gradients that nobody has scaled up yet, as they are in the forward pass.
-        keeps = recorded and reduction != "none" and tensors[0].dtype != torch.float16
-        wanted = [keeps and each is not None and each.requires_grad for each in tensors]
-        found = linear_cross_entropy_in_one(*tensors, targets, *loss, reduction, chunk or 0, *wanted)[0]
+        found = losses_in_one(tensors, targets, loss, reduction, chunk or 0)
     found = found.to(dtype)
     return found.view(target.shape) if reduction == "none" else found
+
+
+def losses_in_one(tensors: Sequence[Any], targets: Any, loss: RowLoss, reduction: str, chunk: int = 0) -> Any:
+    """Return the loss of rows, matrix and bias by the operator, which makes gradients in the forward pass."""
+    # float16 has no digits left for gradients that nobody has scaled up yet, as they are in the forward pass.
+    keeps = torch.is_grad_enabled() and reduction != "none" and tensors[0].dtype != torch.float16
+    wanted = [keeps and each is not None and each.requires_grad for each in tensors]
+    return linear_cross_entropy_in_one(*tensors, targets, *loss, reduction, chunk, *wanted)[0]
 
 
 def _by_torch(*tensors: Any) -> bool:

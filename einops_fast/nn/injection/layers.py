@@ -73,13 +73,11 @@ class Dropout(Replacement):
 
 
 class _Softmax(Replacement):
+    options: ClassVar[dict[str, Any]] = {}
+
     @classmethod
     def unfit(cls, module: Any) -> str | None:
         return "it has no dim" if module.dim is None else None
-
-    @classmethod
-    def members(cls, original: type[nn.Module]) -> dict[str, Any]:
-        return {"options": {}}
 
 
 class Softmax(_Softmax):
@@ -101,10 +99,7 @@ class CrossEntropyLoss(Replacement):
 
     does = "ops.cross_entropy"
     fused = layers.CrossEntropyLoss.forward
-
-    @classmethod
-    def members(cls, original: type[nn.Module]) -> dict[str, Any]:
-        return {"z_loss": 0.0}
+    z_loss = 0.0
 
 
 def _without_activation(name: str, module: Any) -> str | None:

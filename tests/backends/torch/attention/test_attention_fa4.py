@@ -4,7 +4,6 @@ Where flash-attn-4 and a GPU are there, they are tested; else a stand-in tests a
 """
 
 import sys
-from contextlib import nullcontext
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
@@ -16,7 +15,7 @@ from fa4_calls import BR, THD, P, check, made, results
 from torch_operands import whole
 
 from einops_fast import OperandError, attention, attention_backend
-from einops_fast.attention import attend, prepare
+from einops_fast.attention import attend
 from einops_fast.attention.features import feature_table
 from einops_fast.attention.registry import candidates, implementation
 from einops_fast.attention.spec import AttentionSpec
@@ -316,29 +315,6 @@ def test_odd_addresses_and_sinks_of_the_batch_are_refused(device: str) -> None:
 def test_flash_takes_a_positive_scale_only(scale: float) -> None:
     assert sdpa.Flash().lacks(SPEC) is None
     assert "positive scale" in str(sdpa.Flash().lacks(replace(SPEC, scale=scale)))
-
-
-# ---- while torch.compile traces
-
-
-@pytest.mark.parametrize(("allowed", "operator"), [(None, "attention_forward"), ("fa4", "fa4_forward")])
-def test_a_traced_call_has_no_break(allowed: str | None, operator: str, monkeypatch: Any) -> None:
-    """It is one operator where it is asked for; ours is used where nothing is timed."""
-    pytest.importorskip("triton")
-    monkeypatch.setattr(prepare, "_device", lambda array, framework: "cuda:0")
-    monkeypatch.setattr(devices, "_capability", lambda device: (9, 0))
-    monkeypatch.setattr(devices._cudnn, "is_available", lambda: False)
-    monkeypatch.setattr(fa4, "_INSTALLED", True)
-    graphs = []
-
-    def backend(graph: Any, inputs: Any) -> Any:
-        graphs.append(graph)
-        return lambda *operands: (torch.zeros(2, 8, 128, 64),)
-
-    q = torch.ones(2, 8, 128, 64, dtype=torch.bfloat16)
-    with attention_backend(allowed) if allowed else nullcontext():
-        whole(lambda q: attention(q, q, q, layout="bhsd", causal=True), backend)(q)
-    assert operator in graphs.pop().print_readable(print_output=False)
 
 
 def test_it_is_in_the_table() -> None:
