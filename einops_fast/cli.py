@@ -123,7 +123,11 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     )
     explain.add_argument("equation", metavar="EQUATION", help="such as 'bind,bjnd->bnij'")
     explain.add_argument(
-        "shapes", nargs="+", type=_shape, metavar="SHAPE", help="of each operand, such as 64,100,8,128; () of a scalar"
+        "shapes",
+        nargs="+",
+        type=_shape,
+        metavar="SHAPE",
+        help="of each operand, such as 64,100,8,128 or 64x100x8x128; () of a scalar; h=8 for the size of axis h",
     )
     explain.add_argument(
         "--dtype", default="float32", choices=ITEM_SIZES, metavar="DTYPE", help="of all operands (default: %(default)s)"
@@ -193,12 +197,16 @@ def _names(text: str) -> list[str]:
     return names
 
 
-def _shape(text: str) -> tuple[int, ...]:
+def _shape(text: str) -> tuple[int, ...] | dict[str, int]:
+    """Return a shape, or the size of an axis by name."""
+    name, given, size = text.partition("=")
     sizes = text.strip().removeprefix("(").removesuffix(")").removesuffix(",")
     try:
-        return tuple(int(size) for size in sizes.split(",")) if sizes.strip() else ()
+        if given:
+            return {name.strip(): int(size)}
+        return tuple(int(size) for size in sizes.replace("x", ",").split(",")) if sizes.strip() else ()
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no shape; write 64,100 or ()") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is no shape; write 64,100, 64x100 or ()") from None
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -253,16 +261,20 @@ def _printed_at_end(seen: object) -> Iterator[None]:
 
 
 def _explain(options: argparse.Namespace) -> int:
+    sizes = [each for each in options.shapes if isinstance(each, dict)]
     try:
         explanation = explain_shapes(
             options.equation,
-            options.shapes,
+            [each for each in options.shapes if isinstance(each, tuple)],
             dtype=options.dtype,
             backend=options.backend,
             optimize=options.optimize,
+            sizes={name: size for each in sizes for name, size in each.items()},
         )
     except (EinsumError, ImportError) as error:
         return _refuse(error)
+    except TypeError as error:  # a size of an axis that the equation hasn't
+        return _refuse(str(error).rpartition("argument ")[2])
     print(json.dumps(explanation.to_dict(), indent=2) if options.json else explanation)
     return 0
 

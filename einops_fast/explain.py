@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from einops_fast.backends import get_backend
@@ -47,6 +47,7 @@ def explain_shapes(
     dtype: str = "float32",
     backend: str = "numpy",
     optimize: Any = "auto",
+    sizes: Mapping[str, int] | None = None,
 ) -> Explanation:
     """:func:`explain` for contiguous operands that needn't exist.
 
@@ -56,6 +57,7 @@ def explain_shapes(
         dtype: dtype name of all operands.
         backend: name of a backend whose framework is installed.
         optimize: as for :func:`fast_einsum`.
+        sizes: of axes, by name, as for :func:`fast_einsum`.
 
     Raises:
         OperandError: there is no such backend, or it has no such dtype.
@@ -73,7 +75,7 @@ def explain_shapes(
         raise OperandError(f"{backend} has no dtype {dtype!r}") from error
     except (ValueError, OverflowError, RuntimeError) as error:
         raise ShapeError(f"{backend} has no array of these shapes: {error}") from error
-    return _explanation_of(plan_arguments((equation, *examples), None, "safe", optimize))
+    return _explanation_of(plan_arguments((equation, *examples), None, "safe", optimize, sizes))
 
 
 def _explanation_of(plan: Plan) -> Explanation:

@@ -105,6 +105,8 @@ def test_patches_several_frameworks(folder):
         (["explain", "ij,jk,kl", "2,3", "3,4", "4,5", "--optimize", "nonsense"], "nonsense"),
         (["explain", "ij,jk", "2,x", "3,4"], "usage: einops-fast explain"),
         (["explain", "ij,jk"], "usage: einops-fast explain"),
+        (["explain", "i (h d) -> h i d", "2x6"], "(h d), tells no size of h and d"),
+        (["explain", "i (h d) -> h i d", "2x6", "n=3"], "'n': 'i (h d) -> h i d' has no such axis"),
         (["explain", "ij", "2,3", "--dtype", "nonsense"], "usage: einops-fast explain"),
         (["explain", "ij", "2,3", "--backend", "nonsense"], "usage: einops-fast explain"),
         (["cache"], "usage: einops-fast cache"),
@@ -130,6 +132,13 @@ def test_explains(capsys):
     assert printed.startswith("bind,bjnd->bnij\n")
     assert "float64" in printed
     assert "b=2" in printed
+
+
+def test_explains_shapes_with_crosses_and_sizes_by_name(capsys):
+    assert main(["explain", "b i (h d), b j (h d) -> b h i j", "2x5x12", "2,6,12", "h=3"]) == 0
+    by_name = capsys.readouterr().out
+    assert main(["explain", "bihd,bjhd->bhij", "2,5,3,4", "2,6,3,4"]) == 0
+    assert by_name == capsys.readouterr().out
 
 
 def test_explains_in_json(capsys):

@@ -92,7 +92,7 @@ def test_sizes_are_checked_in_any_equation() -> None:
     assert fast_einsum("row in, in col -> row col", one, two, row=2).shape == (2, 4)
     with pytest.raises(ShapeError, match="axis 'row' has size 2, not 3 as given"):
         fast_einsum("row in, in col -> row col", one, two, row=3)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'optimise': no axis of 'ij,jk->ik' either"):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'optimise': 'ij,jk->ik' has no such axis"):
         fast_einsum("ij,jk->ik", one, two, optimise=True)
 
 
