@@ -29,7 +29,7 @@ from einops_fast.runtime.tuning import current_mode, unchecked_mode
 __all__ = ["attend", "attend_traced", "attention", "known", "own_call", "plan_of"]
 
 _SIDES = frozenset({int, type(None)})
-"""Of what the sides of a window are in calls that are kept by their words: what is in an array may change."""
+"""What windows, and their sides, are in calls that are kept by their words: what is in an array may change."""
 
 
 def attention(
@@ -117,7 +117,7 @@ def attention(
     words: Hashable = None
     if (
         segment_ids is cu_seqlens_q is cu_seqlens_kv is None
-        and (window is None or (type(window) is tuple and _SIDES.issuperset(map(type, window))))
+        and (type(window) in _SIDES or (type(window) is tuple and _SIDES.issuperset(map(type, window))))
         and type(softcap) is float and type(dropout_p) is float and (scale is None or type(scale) is float)
         and len(operands) > 2 and not tracing.is_followed() and not torch_state.is_strict()
     ):  # fmt: skip

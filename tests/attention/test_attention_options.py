@@ -144,7 +144,7 @@ def test_calls_with_windows_and_further_arrays_are_told_apart(monkeypatch: pytes
     side = torch.tensor(1)
     calls: list[dict[str, Any]] = [
         {"window": (1, 0)},
-        {"window": (0, 1)},
+        {"window": 1},
         {"window": (side, 0)},
         {"bias": square},
         {"bias": ("i j", square)},
