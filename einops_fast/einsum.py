@@ -258,7 +258,7 @@ def _check_sizes(sizes: Mapping[str, int], names: Collection[str], equation: str
     for name, size in sizes.items():
         if name not in names:
             raise TypeError(
-                f"fast_einsum() got an unexpected keyword argument {name!r}: no axis of {equation!r} either"
+                f"fast_einsum() got an unexpected keyword argument {name!r}: {equation!r} has no such axis"
             )
         if not isinstance(size, str) and hasattr(size, "__index__") and size >= 0:
             continue
