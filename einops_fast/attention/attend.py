@@ -116,7 +116,7 @@ def attention(
     """
     words: Hashable = None
     if (
-        segment_ids is cu_seqlens_q is cu_seqlens_kv is None
+        segment_ids is cu_seqlens_q is cu_seqlens_kv is max_seqlen_q is max_seqlen_kv is None
         and (type(window) in _SIDES or (type(window) is tuple and _SIDES.issuperset(map(type, window))))
         and type(softcap) is float and type(dropout_p) is float and (scale is None or type(scale) is float)
         and len(operands) > 2 and not tracing.is_followed() and not torch_state.is_strict()

@@ -165,3 +165,11 @@ def test_calls_with_windows_and_further_arrays_are_told_apart(monkeypatch: pytes
     assert read.call_count == 1  # of what is in a tensor nothing is kept
     side.fill_(5)
     torch.testing.assert_close(attention(P, q, k, v, **calls[2]), attention(P, q, k, v, window=(5, 0)))
+
+
+def test_a_longest_sequence_without_sequences_is_refused_at_every_call() -> None:
+    q = torch.randn(2, 5, 3, 8)
+    for _ in range(3):
+        attention("b i h d, b j h d, b j h e -> b i h e", q, q, q)
+        with pytest.raises(EinsumError, match="max_seqlen_q is of packed sequences"):
+            attention("b i h d, b j h d, b j h e -> b i h e", q, q, q, max_seqlen_q=3)
