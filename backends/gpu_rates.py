@@ -68,22 +68,15 @@ _ATTEMPTS = 100
 
 @dataclass(frozen=True)
 class Rates:
-    """What a GPU reaches.
+    """What a GPU reaches."""
 
-    Attributes:
-        bandwidth: bytes per second of a copy, reads and writes counted.
-        flops: FLOP/s of a large matrix product, by those of :data:`MEASURED_DTYPES` that are known.
-        call: seconds of the device's from one short kernel in a queue to the next.
-        again: seconds that the host takes for a library call.
-        date: on which this was measured; empty where it is from a table.
-    """
-
-    bandwidth: float
+    bandwidth: float  # bytes per second of a copy, reads and writes counted
+    # FLOP/s of a large matrix product, by those of `MEASURED_DTYPES` that are known
     flops: Mapping[str, float] = field(hash=False)
-    call: float
-    again: float
+    call: float  # seconds of the device's from one short kernel in a queue to the next
+    again: float  # seconds that the host takes for a library call
     units: int
-    date: str = ""
+    date: str = ""  # on which this was measured; empty where it is from a table
 
 
 class Slice(NamedTuple):

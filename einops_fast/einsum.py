@@ -257,9 +257,7 @@ def _with_an_axis_each(call: Call, sizes: Mapping[str, int]) -> tuple[Compositio
 def _check_sizes(sizes: Mapping[str, int], names: Collection[str], equation: str) -> None:
     for name, size in sizes.items():
         if name not in names:
-            raise TypeError(
-                f"fast_einsum() got an unexpected keyword argument {name!r}: {equation!r} has no such axis"
-            )
+            raise TypeError(f"fast_einsum() got an unexpected keyword argument {name!r}: {equation!r} has no such axis")
         if not isinstance(size, str) and hasattr(size, "__index__") and size >= 0:
             continue
         raise ShapeError(point_at(f"the size of axis {name!r} is no number that it can have: {size!r}", equation))

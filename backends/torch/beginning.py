@@ -86,12 +86,9 @@ class CallProblem(Problem[W]):
         policy: how ways are compared.
         details: what makes the calls alike, as part of the key of a choice.
         arrays: of a call; tensors, or ``None``.
-
-    Attributes:
-        any_size: the way whose kernels serve calls of other sizes, too, if there is one.
     """
 
-    any_size: W | None = None
+    any_size: W | None = None  # the way whose kernels serve calls of other sizes, too, if there is one
 
     def __init__(
         self,

@@ -79,29 +79,19 @@ class View:
 
 @dataclass(frozen=True)
 class Axes:
-    """What is known of the axes of one attention.
+    """What is known of the axes of one attention."""
 
-    Attributes:
-        pattern: the pattern.
-        sizes: of every canonical axis, by letter; of packed sequences, the longest counts.
-        batch: the canonical batch axes.
-        asked: the batch axes in the order of the result; heads are one axis here.
-        groups: axes of q's heads and of k's and v's, where the first is to be split.
-        merged: axis of k's and v's heads, and the axis of q that it stands for, where it isn't.
-        q_batch, k_batch, v_batch: sizes of the batch axes of each.
-        total: queries in the result; of packed sequences, those of all.
-    """
-
-    pattern: Pattern
-    sizes: dict[str, int]
-    batch: str
-    asked: str
-    groups: tuple[str, str] | None
-    merged: tuple[str, str] | None
+    pattern: Pattern  # the pattern
+    sizes: dict[str, int]  # of every canonical axis, by letter; of packed sequences, the longest counts
+    batch: str  # the canonical batch axes
+    asked: str  # the batch axes in the order of the result; heads are one axis here
+    groups: tuple[str, str] | None  # axes of q's heads and of k's and v's, where the first is to be split
+    merged: tuple[str, str] | None  # axis of k's and v's heads, and the axis of q that it stands for, where it isn't
+    # sizes of the batch axes of each
     q_batch: tuple[int, ...] = ()
     k_batch: tuple[int, ...] = ()
     v_batch: tuple[int, ...] = ()
-    total: int = 0
+    total: int = 0  # queries in the result; of packed sequences, those of all
 
     @property
     def queries(self) -> str:

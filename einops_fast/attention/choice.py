@@ -33,44 +33,26 @@ refusals: dict[Hashable, dict[str, str]] = emptied_with_plans({})
 
 @dataclass(frozen=True)
 class Undecided:
-    """Implementations of which calls find out, while the first one computes them, which one is the fastest.
+    """Implementations of which calls find out, while the first one computes them, which one is the fastest."""
 
-    Attributes:
-        ways: the implementations; the first one doesn't compile anything.
-        predicted: predicted seconds by name.
-        key: what the choice is kept by.
-        kind: what problems have in common that differ in sizes only.
-        chosen: the implementation that was chosen earlier.
-    """
-
-    ways: Sequence[Implementation]
-    predicted: Mapping[str, float]
-    key: Mapping[str, Any]
-    kind: Hashable
-    chosen: Implementation | None = None
+    ways: Sequence[Implementation]  # the implementations; the first one doesn't compile anything
+    predicted: Mapping[str, float]  # predicted seconds by name
+    key: Mapping[str, Any]  # what the choice is kept by
+    kind: Hashable  # what problems have in common that differ in sizes only
+    chosen: Implementation | None = None  # the implementation that was chosen earlier
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What was chosen, and why.
+    """What was chosen, and why."""
 
-    Attributes:
-        implementation: what was chosen.
-        why: in a few words.
-        answers: what each implementation said, itself if it can.
-        predicted: predicted seconds by name.
-        measured: measured seconds by name, where there are any.
-        final: whether it holds for all later calls too.
-        undecided: what later calls choose from, if they do.
-    """
-
-    implementation: Implementation
-    why: str
-    answers: Sequence[tuple[str, Implementation | str]]
-    predicted: Mapping[str, float] = field(default_factory=dict)
-    measured: Mapping[str, float] = field(default_factory=dict)
-    final: bool = True
-    undecided: Undecided | None = None
+    implementation: Implementation  # what was chosen
+    why: str  # in a few words
+    answers: Sequence[tuple[str, Implementation | str]]  # what each implementation said, itself if it can
+    predicted: Mapping[str, float] = field(default_factory=dict)  # predicted seconds by name
+    measured: Mapping[str, float] = field(default_factory=dict)  # measured seconds by name, where there are any
+    final: bool = True  # whether it holds for all later calls too
+    undecided: Undecided | None = None  # what later calls choose from, if they do
 
 
 def choose(

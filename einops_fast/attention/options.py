@@ -33,21 +33,14 @@ class Options(NamedTuple):
 
 
 class Request(NamedTuple):
-    """A call as it was read, but for its arrays: what plans are made of and kept by.
+    """A call as it was read, but for its arrays: what plans are made of and kept by."""
 
-    Attributes:
-        pattern: the axes of q, k, v and the result.
-        sequence: names of the axes of queries and keys, as they were given.
-        options: everything else that was asked for.
-        patterns: names of the arrays beside q, k and v, each with its own pattern if it has one.
-        longest: of packed sequences, queries and keys of the longest.
-    """
-
-    pattern: str
-    sequence: Any
-    options: Options
+    pattern: str  # the axes of q, k, v and the result
+    sequence: Any  # names of the axes of queries and keys, as they were given
+    options: Options  # everything else that was asked for
+    # names of the arrays beside q, k and v, each with its own pattern if it has one
     patterns: tuple[tuple[str, str | None], ...] = ()
-    longest: tuple[int, int] | None = None
+    longest: tuple[int, int] | None = None  # of packed sequences, queries and keys of the longest
 
 
 def plain_options(options: Options) -> Options:

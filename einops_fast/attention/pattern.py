@@ -56,32 +56,21 @@ _PAGES = frozenset("p page pages n_pages num_pages block blocks n_blocks num_blo
 
 @dataclass(frozen=True)
 class Pattern:
-    """A pattern with one letter per axis, and what each axis is. Sizes don't matter here.
+    """A pattern with one letter per axis, and what each axis is. Sizes don't matter here."""
 
-    Attributes:
-        q, k, v, result: the axes of each, as letters.
-        head_dim: axis that q and k are multiplied along.
-        v_head_dim: axis of features of v.
-        queries: axis of the queries; empty where there is one query only, without an axis.
-        keys: axis of the keys.
-        heads: axes of q's and of k's and v's heads, where the former are a multiple of the latter.
-        pages: axis of k and v that counts pages.
-        names: what each letter stands for.
-        text: the pattern as it was written.
-    """
-
+    # the axes of each, as letters
     q: str
     k: str
     v: str
     result: str
-    head_dim: str
-    v_head_dim: str
-    queries: str
-    keys: str
-    heads: tuple[str, str] | None
-    pages: str
-    names: tuple[tuple[str, str], ...]
-    text: str
+    head_dim: str  # axis that q and k are multiplied along
+    v_head_dim: str  # axis of features of v
+    queries: str  # axis of the queries; empty where there is one query only, without an axis
+    keys: str  # axis of the keys
+    heads: tuple[str, str] | None  # axes of q's and of k's and v's heads, where the former are a multiple of the latter
+    pages: str  # axis of k and v that counts pages
+    names: tuple[tuple[str, str], ...]  # what each letter stands for
+    text: str  # the pattern as it was written
 
 
 def spelled(pattern: Pattern, letter: str) -> str:
@@ -277,19 +266,12 @@ def checked_sequence(sequence: object) -> tuple[str, str] | None:
 
 @dataclass(frozen=True)
 class Layout:
-    """A layout as a pattern.
+    """A layout as a pattern."""
 
-    Attributes:
-        pattern: the same as a pattern.
-        sequence: its axes of queries and keys.
-        packed: axis along which one array holds q, k and v; ``None`` for three arrays.
-        varlen: whether sequences of several lengths lie one after the other.
-    """
-
-    pattern: str
-    sequence: tuple[str, str]
-    packed: int | None
-    varlen: bool
+    pattern: str  # the same as a pattern
+    sequence: tuple[str, str]  # its axes of queries and keys
+    packed: int | None  # axis along which one array holds q, k and v; `None` for three arrays
+    varlen: bool  # whether sequences of several lengths lie one after the other
 
 
 def read_layout(layout: str, paged: bool = False) -> Layout:

@@ -41,22 +41,15 @@ _KINDS: dict[str, tuple[tuple[str, ...], str | None, str | None]] = {
 
 @dataclass(frozen=True)
 class Plan:
-    """One kind of call, thought through.
+    """One kind of call, thought through."""
 
-    Attributes:
-        spec: what is computed.
-        views: the name of each array that is there, in the order of the call, how it becomes canonical, and the dtype
-            that it is converted to, if any.
-        on: what permutes and converts them.
-        result: how the canonical result is brought back.
-        log: the same of the log of the denominator.
-    """
-
-    spec: AttentionSpec
+    spec: AttentionSpec  # what is computed
+    # the name of each array that is there, in the order of the call, how it becomes canonical, and the dtype that
+    # it is converted to, if any
     views: tuple[tuple[str, View, str | None], ...]
-    on: Arrays
-    result: View
-    log: View
+    on: Arrays  # what permutes and converts them
+    result: View  # how the canonical result is brought back
+    log: View  # the same of the log of the denominator
 
     def inputs(self, arrays: Iterable[Any]) -> AttentionInputs:
         """Return the arrays as canonical views."""

@@ -35,15 +35,10 @@ __all__ = [
 
 
 class Prepared(NamedTuple):
-    """What makes the caller's result in calls of one kind.
+    """What makes the caller's result in calls of one kind."""
 
-    Attributes:
-        run: takes the arrays as they are given, one by one.
-        length_axis: the axis of positions, where ``run`` holds for q, k and v of all other sizes, too.
-    """
-
-    run: Callable[..., Any]
-    length_axis: int | None = None
+    run: Callable[..., Any]  # takes the arrays as they are given, one by one
+    length_axis: int | None = None  # the axis of positions, where `run` holds for q, k and v of all other sizes, too
 
 
 class Implementation(ABC):

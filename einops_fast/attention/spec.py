@@ -18,80 +18,48 @@ Alignment = Literal["top_left", "bottom_right"]
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """One attention: ``softmax(scale * q @ k.T + bias) @ v`` and what is asked for beside it.
+    """One attention: ``softmax(scale * q @ k.T + bias) @ v`` and what is asked for beside it."""
 
-    Attributes:
-        batch: sizes of the batch axes of the result.
-        q_batch: the same of ``q``, with 1 where it lacks an axis.
-        k_batch: of ``k``; with pages, its first axis counts them.
-        v_batch: of ``v``.
-        q_len: queries, or those of the longest sequence.
-        kv_len: keys, or those of the longest sequence, or places for them in the cache.
-        head_dim: features of ``q`` and ``k``.
-        v_head_dim: features of ``v`` and the result.
-        dtype: of q, k, v and the result.
-        scale: of the products of ``q`` and ``k``.
-        causal: whether keys after the query are hidden.
-        alignment: which query faces which key: the first the first, or the last the last.
-        window: how many keys before and after the facing one are seen; ``None`` for all.
-        softcap: scores go through ``softcap * tanh(score / softcap)``; 0 for not.
-        dropout_p: probability of a weight being dropped.
-        bias: shape of the additive bias, broadcastable to ``(*batch, q_len, kv_len)``.
-        mask: shape of the boolean mask, likewise; True where a key is seen.
-        alibi: whether there are slopes of a linear bias by distance.
-        sinks: whether there are logits that join the denominator only.
-        segments: whether queries see keys of their own segment only.
-        varlen: whether sequences of several lengths are packed along the positions.
-        cache: whether the number of keys differs by sequence (``cache_seqlens``).
-        page_size: keys in a page where a block table says where the pages are; else 0.
-        lse: whether the log of the denominator is asked for.
-        gradients: whether gradients may be asked for.
-        bias_gradient: whether one of the bias may be.
-        deterministic: whether gradients must have the same bits on every run.
-        order: the canonical axes of the result, slowest first, in which its memory is to lie: then it is contiguous
-            in the order that was asked for. Empty for canonical order. A library may ignore it.
-        strides: of q, k and v as canonical views, in elements; empty where they aren't known.
-        framework: name of the backend that the arrays belong to.
-        device: where they are; empty where that doesn't matter.
-        transforms: whether derivatives are asked for that only calls recorded one by one have: forward mode and
-            transforms of functions.
-        bias_dtype: of the bias; empty without one.
-        sinks_batch: sizes of the batch axes of the sinks, with 1 where they lack an axis; empty without sinks.
-    """
-
-    batch: tuple[int, ...]
-    q_batch: tuple[int, ...]
-    k_batch: tuple[int, ...]
-    v_batch: tuple[int, ...]
-    q_len: int
-    kv_len: int
-    head_dim: int
-    v_head_dim: int
-    dtype: str
-    scale: float
-    causal: bool = False
-    alignment: Alignment = "top_left"
+    batch: tuple[int, ...]  # sizes of the batch axes of the result
+    q_batch: tuple[int, ...]  # the same of `q`, with 1 where it lacks an axis
+    k_batch: tuple[int, ...]  # of `k`; with pages, its first axis counts them
+    v_batch: tuple[int, ...]  # of `v`
+    q_len: int  # queries, or those of the longest sequence
+    kv_len: int  # keys, or those of the longest sequence, or places for them in the cache
+    head_dim: int  # features of `q` and `k`
+    v_head_dim: int  # features of `v` and the result
+    dtype: str  # of q, k, v and the result
+    scale: float  # of the products of `q` and `k`
+    causal: bool = False  # whether keys after the query are hidden
+    alignment: Alignment = "top_left"  # which query faces which key: the first the first, or the last the last
+    # how many keys before and after the facing one are seen; `None` for all
     window: tuple[int | None, int | None] = (None, None)
-    softcap: float = 0.0
-    dropout_p: float = 0.0
-    bias: tuple[int, ...] | None = None
-    mask: tuple[int, ...] | None = None
-    alibi: bool = False
-    sinks: bool = False
-    segments: bool = False
-    varlen: bool = False
-    cache: bool = False
-    page_size: int = 0
-    lse: bool = False
-    gradients: bool = False
-    bias_gradient: bool = False
-    deterministic: bool = False
+    softcap: float = 0.0  # scores go through `softcap * tanh(score / softcap)`; 0 for not
+    dropout_p: float = 0.0  # probability of a weight being dropped
+    bias: tuple[int, ...] | None = None  # shape of the additive bias, broadcastable to `(*batch, q_len, kv_len)`
+    mask: tuple[int, ...] | None = None  # shape of the boolean mask, likewise; True where a key is seen
+    alibi: bool = False  # whether there are slopes of a linear bias by distance
+    sinks: bool = False  # whether there are logits that join the denominator only
+    segments: bool = False  # whether queries see keys of their own segment only
+    varlen: bool = False  # whether sequences of several lengths are packed along the positions
+    cache: bool = False  # whether the number of keys differs by sequence (`cache_seqlens`)
+    page_size: int = 0  # keys in a page where a block table says where the pages are; else 0
+    lse: bool = False  # whether the log of the denominator is asked for
+    gradients: bool = False  # whether gradients may be asked for
+    bias_gradient: bool = False  # whether one of the bias may be
+    deterministic: bool = False  # whether gradients must have the same bits on every run
+    # the canonical axes of the result, slowest first, in which its memory is to lie: then it is contiguous in the
+    # order that was asked for. Empty for canonical order. A library may ignore it.
     order: tuple[int, ...] = ()
+    # of q, k and v as canonical views, in elements; empty where they aren't known
     strides: tuple[tuple[int, ...], ...] = ()
-    framework: str = "torch"
-    device: str = ""
+    framework: str = "torch"  # name of the backend that the arrays belong to
+    device: str = ""  # where they are; empty where that doesn't matter
+    # whether derivatives are asked for that only calls recorded one by one have: forward mode and transforms of
+    # functions
     transforms: bool = False
-    bias_dtype: str = ""
+    bias_dtype: str = ""  # of the bias; empty without one
+    # sizes of the batch axes of the sinks, with 1 where they lack an axis; empty without sinks
     sinks_batch: tuple[int, ...] = ()
 
     def __hash__(self) -> int:

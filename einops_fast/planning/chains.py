@@ -62,19 +62,12 @@ def chain_order(inputs: Sequence[str], output: str) -> tuple[int, ...] | None:
 
 
 class Chain(Record):
-    """The loops of a step whose operands are a chain, by role.
+    """The loops of a step whose operands are a chain, by role."""
 
-    Attributes:
-        batch: axes of the result that aren't rows or columns.
-        rows: axes of the first operand and the result only.
-        columns: axes of the last operand and the result only.
-        links: for each two neighbours, the axes that they share and that are summed over.
-    """
-
-    batch: tuple[Loop, ...]
-    rows: tuple[Loop, ...]
-    columns: tuple[Loop, ...]
-    links: tuple[tuple[Loop, ...], ...]
+    batch: tuple[Loop, ...]  # axes of the result that aren't rows or columns
+    rows: tuple[Loop, ...]  # axes of the first operand and the result only
+    columns: tuple[Loop, ...]  # axes of the last operand and the result only
+    links: tuple[tuple[Loop, ...], ...]  # for each two neighbours, the axes that they share and that are summed over
 
     @property
     def depths(self) -> tuple[int, ...]:

@@ -29,21 +29,13 @@ _Axes = tuple[str, ...]
 
 
 class Composition(NamedTuple):
-    """An equation in which some axes are made up of several.
+    """An equation in which some axes are made up of several."""
 
-    Attributes:
-        text: as it was written.
-        letters: the equation of the axes that it names, in letters.
-        inputs: the axes of each operand.
-        output: those of the result.
-        named: pairs of a letter and the name that it stands for.
-    """
-
-    text: str
-    letters: str
-    inputs: tuple[_Axes, ...]
-    output: _Axes
-    named: tuple[tuple[str, str], ...]
+    text: str  # as it was written
+    letters: str  # the equation of the axes that it names, in letters
+    inputs: tuple[_Axes, ...]  # the axes of each operand
+    output: _Axes  # those of the result
+    named: tuple[tuple[str, str], ...]  # pairs of a letter and the name that it stands for
 
     @property
     def names(self) -> dict[str, str]:

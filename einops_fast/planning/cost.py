@@ -56,72 +56,42 @@ def is_integer(dtype: str) -> bool:
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What a device and its framework reach, as measured or as known.
+    """What a device and its framework reach, as measured or as known."""
 
-    Attributes:
-        bandwidth: bytes per second of a contiguous copy, reads and writes counted.
-        runs: bytes per second of a copy into new memory that keeps the fastest axis the fastest.
-        gather: the same where another axis becomes the fastest.
-        flops: FLOP/s of a large GEMM, by dtype name.
-        call: seconds of one library call (launch and dispatch).
-        again: seconds that each further call of a loop costs.
-        item: seconds that one matrix of a batch costs beyond its FLOPs.
-        vector_item: the same of a matrix times a vector, or of two vectors; 0 where it makes no difference.
-        run: seconds that a copy, an elementwise product or a sum takes to begin its innermost loop once more.
-        fork: seconds that it costs more if it is shared out among threads,
-        fork_above: which it is from this number of multiply-adds on.
-        broadcast: bytes per second of an elementwise product with broadcasting.
-        tile: extent of ``m`` or ``n`` at which a GEMM reaches half its rate.
-        depth: the same for ``k``.
-        blocks: by dtype, what GEMM kernels round ``m`` and ``n`` up to.
-        native: multiply-adds per second of the framework's own einsum loops; 0 where it has none of its own.
-        native_products: the same where nothing is summed.
-        native_call: seconds of a call of it.
-        native_run: seconds that it takes for each run of its innermost loop, beyond its multiply-adds.
-        native_complex: as ``native``, of complex numbers; 0 where the loops are of no use for these.
-        native_complex_products: the same where nothing is summed.
-        block: elements of a product that are made at a time if they are summed; 0 where all are.
-        blocked: multiply-adds per second of products that are made and summed in blocks.
-        small: multiply-adds of one matrix below which a batched GEMM runs scalar loops.
-        small_rate: multiply-adds per second of these.
-        small_item: seconds that each of these matrices costs beyond them.
-        dots: multiply-adds per second of a batch of dot products that scalar loops aren't for, where these run far
-            below the bandwidth.
-        dot_kernels: dtypes of which a single dot product has a fast kernel nevertheless.
-        units: multiprocessors; a GEMM with fewer blocks of results leaves some idle.
-        overlaps: whether a GEMM hides memory traffic behind arithmetic.
-    """
-
-    bandwidth: float
-    runs: float
-    gather: float
-    flops: dict[str, float] = field(hash=False)
-    call: float
-    again: float
-    item: float
-    broadcast: float
-    vector_item: float = 0.0
-    tile: float = 5.0
-    depth: float = 5.0
+    bandwidth: float  # bytes per second of a contiguous copy, reads and writes counted
+    runs: float  # bytes per second of a copy into new memory that keeps the fastest axis the fastest
+    gather: float  # the same where another axis becomes the fastest
+    flops: dict[str, float] = field(hash=False)  # FLOP/s of a large GEMM, by dtype name
+    call: float  # seconds of one library call (launch and dispatch)
+    again: float  # seconds that each further call of a loop costs
+    item: float  # seconds that one matrix of a batch costs beyond its FLOPs
+    broadcast: float  # bytes per second of an elementwise product with broadcasting
+    vector_item: float = 0.0  # the same of a matrix times a vector, or of two vectors; 0 where it makes no difference
+    tile: float = 5.0  # extent of `m` or `n` at which a GEMM reaches half its rate
+    depth: float = 5.0  # the same for `k`
+    # by dtype, what GEMM kernels round `m` and `n` up to
     blocks: dict[str, int] = field(default_factory=dict, hash=False)
-    native: float = 0.0
-    native_products: float = 1.0
-    native_call: float = 0.0
-    native_run: float = 0.0
-    native_complex: float = 0.0
-    native_complex_products: float = 1.0
-    run: float = 0.0
-    block: int = 0
-    blocked: float = 1.0
-    small: int = 0
-    small_rate: float = 1.0
-    small_item: float = 0.0
+    native: float = 0.0  # multiply-adds per second of the framework's own einsum loops; 0 where it has none of its own
+    native_products: float = 1.0  # the same where nothing is summed
+    native_call: float = 0.0  # seconds of a call of it
+    native_run: float = 0.0  # seconds that it takes for each run of its innermost loop, beyond its multiply-adds
+    native_complex: float = 0.0  # as `native`, of complex numbers; 0 where the loops are of no use for these
+    native_complex_products: float = 1.0  # the same where nothing is summed
+    run: float = 0.0  # seconds that a copy, an elementwise product or a sum takes to begin its innermost loop once more
+    block: int = 0  # elements of a product that are made at a time if they are summed; 0 where all are
+    blocked: float = 1.0  # multiply-adds per second of products that are made and summed in blocks
+    small: int = 0  # multiply-adds of one matrix below which a batched GEMM runs scalar loops
+    small_rate: float = 1.0  # multiply-adds per second of these
+    small_item: float = 0.0  # seconds that each of these matrices costs beyond them
+    # multiply-adds per second of a batch of dot products that scalar loops aren't for, where these run far below
+    # the bandwidth
     dots: dict[str, float] = field(default_factory=dict, hash=False)
+    # dtypes of which a single dot product has a fast kernel nevertheless
     dot_kernels: frozenset[str] = frozenset({"float32", "float64", "float16"})
-    units: int = 1
-    fork: float = 0.0
-    fork_above: int = 0
-    overlaps: bool = False
+    units: int = 1  # multiprocessors; a GEMM with fewer blocks of results leaves some idle
+    fork: float = 0.0  # seconds that it costs more if it is shared out among threads,
+    fork_above: int = 0  # which it is from this number of multiply-adds on
+    overlaps: bool = False  # whether a GEMM hides memory traffic behind arithmetic
 
     def gemm_rate(self, dtype: str) -> float:
         return self.flops.get(dtype, self.flops["float32"])
@@ -277,19 +247,12 @@ def native_seconds(
 
 
 class StepCost(Record):
-    """What one step does.
+    """What one step does."""
 
-    Attributes:
-        flops: floating-point operations.
-        moved: bytes that it reads and writes, copies included.
-        copied: bytes that it writes only to bring an operand into another layout.
-        seconds: predicted time.
-    """
-
-    flops: int
-    moved: int
-    copied: int
-    seconds: float
+    flops: int  # floating-point operations
+    moved: int  # bytes that it reads and writes, copies included
+    copied: int  # bytes that it writes only to bring an operand into another layout
+    seconds: float  # predicted time
 
 
 def step_costs(steps: Sequence[Step], operands: Sequence[int], dtype: str, on: Ceilings) -> tuple[StepCost, ...]:

@@ -9,14 +9,9 @@ __all__ = ["Epilogue"]
 
 @dataclass(frozen=True)
 class Epilogue:
-    """What is done to a matrix product before it is written: ``activation(product + bias)``.
+    """What is done to a matrix product before it is written: ``activation(product + bias)``."""
 
-    Attributes:
-        activation: one of :data:`einops_fast.ops.activation.ACTIVATIONS`.
-        bias: strides of the bias along the axes of the result, in elements, 0 where it lacks one; ``None`` for no bias.
-        keeps: ``product + bias`` is written, too, as a second result.
-    """
-
-    activation: str
+    activation: str  # one of `einops_fast.ops.activation.ACTIVATIONS`
+    # strides of the bias along the axes of the result, in elements, 0 where it lacks one; `None` for no bias
     bias: tuple[int, ...] | None = None
-    keeps: bool = False
+    keeps: bool = False  # `product + bias` is written, too, as a second result

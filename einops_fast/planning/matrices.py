@@ -29,27 +29,17 @@ _LONG_ROW = 512
 
 
 class Side(NamedTuple):
-    """One operand of a GEMM.
+    """One operand of a GEMM."""
 
-    Attributes:
-        term: the operand.
-        free: its own axes that form the rows (or columns) of the matrix.
-        demoted: its own axes that became batch axes, which the other operand lacks.
-        strides: by label, of the operand as the GEMM gets it.
-        moves: why it is copied; empty if it isn't.
-        in_runs: the copy keeps the axis that is fastest in memory the fastest.
-        inner: length of the innermost loop of the copy.
-        free_last: which of the free and the contracted axes come last in memory, where the arrangement has
-            to follow that order and the GEMM transposes; ``None`` where strides make it irrelevant.
-    """
-
-    term: Term
-    free: str
-    demoted: str
-    strides: Mapping[str, int]
-    moves: str = ""
-    in_runs: bool = False
-    inner: int = 0
+    term: Term  # the operand
+    free: str  # its own axes that form the rows (or columns) of the matrix
+    demoted: str  # its own axes that became batch axes, which the other operand lacks
+    strides: Mapping[str, int]  # by label, of the operand as the GEMM gets it
+    moves: str = ""  # why it is copied; empty if it isn't
+    in_runs: bool = False  # the copy keeps the axis that is fastest in memory the fastest
+    inner: int = 0  # length of the innermost loop of the copy
+    # which of the free and the contracted axes come last in memory, where the arrangement has to follow that
+    # order and the GEMM transposes; `None` where strides make it irrelevant
     free_last: bool | None = None
 
 

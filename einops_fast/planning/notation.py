@@ -48,19 +48,14 @@ class Subscripts(NamedTuple):
     A label that the caller wrote as one ASCII letter keeps it. Any other (a word, an axis under an ellipsis,
     a label of the list form) gets a letter that is not in use: its own initial or an ASCII letter while there
     is one, else a Unicode letter.
-
-    Attributes:
-        inputs: per operand, one letter per axis, ellipses expanded.
-        output: one letter per axis of the result.
-        names: pairs of a letter and the label it stands for, as the caller wrote it; ``'...[0]'`` is the
-            first axis under the widest ellipsis.
-        text: the equation as the caller wrote it, or a readable rendering of the list form.
     """
 
-    inputs: tuple[str, ...]
-    output: str
+    inputs: tuple[str, ...]  # per operand, one letter per axis, ellipses expanded
+    output: str  # one letter per axis of the result
+    # pairs of a letter and the label it stands for, as the caller wrote it; `'...[0]'` is the first axis under
+    # the widest ellipsis
     names: tuple[tuple[str, Hashable], ...]
-    text: str
+    text: str  # the equation as the caller wrote it, or a readable rendering of the list form
 
     @property
     def equation(self) -> str:

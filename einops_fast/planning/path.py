@@ -38,20 +38,13 @@ _OVER = 1e30
 
 
 class _Candidate(Record):
-    """A path and what it takes.
-
-    Attributes:
-        flops: multiply-adds.
-        written: elements of all intermediates.
-        largest: elements of the largest intermediate; the result isn't one.
-        paired: every step contracts two terms at most.
-    """
+    """A path and what it takes."""
 
     path: Path
-    flops: int
-    written: int
-    largest: int
-    paired: bool
+    flops: int  # multiply-adds
+    written: int  # elements of all intermediates
+    largest: int  # elements of the largest intermediate; the result isn't one
+    paired: bool  # every step contracts two terms at most
 
     def fits(self, limit: float) -> bool:
         return self.paired and self.largest <= limit

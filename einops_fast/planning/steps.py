@@ -35,17 +35,11 @@ __all__ = [
 
 
 class Arrange(Record):
-    """How a step reads an array: permute its axes, then reshape. Both are optional.
+    """How a step reads an array: permute its axes, then reshape. Both are optional."""
 
-    Attributes:
-        perm: axis order, as in ``numpy.transpose``; ``None`` leaves the axes as they are.
-        shape: shape after the permutation; ``None`` leaves it.
-        moves: why the elements have to be copied into C order first, in words; empty for a view.
-    """
-
-    perm: tuple[int, ...] | None = None
-    shape: tuple[int, ...] | None = None
-    moves: str = ""
+    perm: tuple[int, ...] | None = None  # axis order, as in `numpy.transpose`; `None` leaves the axes as they are
+    shape: tuple[int, ...] | None = None  # shape after the permutation; `None` leaves it
+    moves: str = ""  # why the elements have to be copied into C order first, in words; empty for a view
 
     @property
     def trivial(self) -> bool:
@@ -184,38 +178,27 @@ class Contraction(_Equation):
 
 
 class Loop(Record):
-    """One axis of a loop nest.
+    """One axis of a loop nest."""
 
-    Attributes:
-        label: its letter.
-        size: its extent.
-        strides: of the arrays that are read, in elements; 0 where an array lacks the axis, or is expanded.
-        kept: whether the result has the axis; if not, it is summed over.
-    """
-
-    label: str
-    size: int
+    label: str  # its letter
+    size: int  # its extent
+    # of the arrays that are read, in elements; 0 where an array lacks the axis, or is expanded
     strides: tuple[int, ...]
-    kept: bool
+    kept: bool  # whether the result has the axis; if not, it is summed over
 
 
 class Fused(_Base):
-    """A sum of products, in one kernel that takes every operand with the strides it has.
+    """A sum of products, in one kernel that takes every operand with the strides it has."""
 
-    Attributes:
-        loops: all axes; those of the result first, in the order of ``labels``.
-        any_order: the result's axes may lie in memory in any order; if not, they are in C order.
-        library: the same by library calls. They read the operands as slots 0, 1, … and may be what is run
-            after all: that is decided when operands are at hand, by prediction or by measurement.
-        epilogue: what is done to the sums, if anything; a bias comes behind the operands. Only a product of two
-            matrices has one, and none that a plan makes.
-        strides: of the result in C order, in elements, where its rows have gaps between them; ``None`` for no gaps.
-    """
-
-    loops: tuple[Loop, ...]
-    any_order: bool
+    loops: tuple[Loop, ...]  # all axes; those of the result first, in the order of `labels`
+    any_order: bool  # the result's axes may lie in memory in any order; if not, they are in C order
+    # the same by library calls. They read the operands as slots 0, 1, … and may be what is run after all: that is
+    # decided when operands are at hand, by prediction or by measurement.
     library: tuple[Step, ...]
+    # what is done to the sums, if anything; a bias comes behind the operands. Only a product of two matrices has
+    # one, and none that a plan makes.
     epilogue: Epilogue | None = None
+    # of the result in C order, in elements, where its rows have gaps between them; `None` for no gaps
     strides: tuple[int, ...] | None = None
 
 

@@ -66,17 +66,11 @@ def _order(operand: Operand) -> tuple[int, ...] | None:
 
 
 class _Template(NamedTuple):
-    """Steps whose sizes are left open.
+    """Steps whose sizes are left open."""
 
-    Attributes:
-        extents: labels of the batch, rows, columns and contracted axes.
-        products: the labels whose sizes make up each number.
-        make: makes the steps of these numbers.
-    """
-
-    extents: tuple[str, str, str, str]
-    products: tuple[str, ...]
-    make: Callable[[Sequence[int]], tuple[Step, ...]]
+    extents: tuple[str, str, str, str]  # labels of the batch, rows, columns and contracted axes
+    products: tuple[str, ...]  # the labels whose sizes make up each number
+    make: Callable[[Sequence[int]], tuple[Step, ...]]  # makes the steps of these numbers
 
 
 @lru_cache(maxsize=1024)

@@ -42,21 +42,15 @@ def differentiable(plan: Plan, run: Run, backend: Backend) -> Run:
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """A contraction of two operands: how to compute it, and either operand's gradient.
+    """A contraction of two operands: how to compute it, and either operand's gradient."""
 
-    Attributes:
-        run: the result of the operands, unrecorded.
-        to_left: gradient of the first operand, of the result's gradient and the second operand.
-        to_right: gradient of the second operand, of the result's gradient and the first operand.
-        order: axis order in which the gradients take that of the result; ``None`` for the result's own.
-        fills: whether a gradient that is expanded, as that of a sum, is written out first. On a GPU that takes less
-            time than to write out the operands' gradients, which would be expanded, too.
-    """
-
-    run: Run
-    to_left: Run
-    to_right: Run
+    run: Run  # the result of the operands, unrecorded
+    to_left: Run  # gradient of the first operand, of the result's gradient and the second operand
+    to_right: Run  # gradient of the second operand, of the result's gradient and the first operand
+    # axis order in which the gradients take that of the result; `None` for the result's own
     order: tuple[int, ...] | None
+    # whether a gradient that is expanded, as that of a sum, is written out first. On a GPU that takes less time
+    # than to write out the operands' gradients, which would be expanded, too.
     fills: bool
 
     @classmethod

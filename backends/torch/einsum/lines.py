@@ -85,20 +85,14 @@ class _Axis:
 
 @dataclass(frozen=True)
 class _Pieces:
-    """The batched products of a sum, and how their diagonals become the result.
+    """The batched products of a sum, and how their diagonals become the result."""
 
-    Attributes:
-        stacks: the products.
-        axes: those of all diagonals together, the last of which was cut into pieces.
-        by_line: each stack has the same piece of all other axes; else all whole pieces, or the rest, for one place
-            along these.
-        shape: of the result.
-    """
-
-    stacks: tuple[_Stack, ...]
-    axes: tuple[_Axis, ...]
+    stacks: tuple[_Stack, ...]  # the products
+    axes: tuple[_Axis, ...]  # those of all diagonals together, the last of which was cut into pieces
+    # each stack has the same piece of all other axes; else all whole pieces, or the rest, for one place along
+    # these
     by_line: bool
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # of the result
 
     def gathered(self, diagonals: list[Any]) -> Any:
         """Return the result, of the diagonals of all products."""

@@ -13,53 +13,40 @@ RUNTIME = ["q_len", "kv_len", "heads", "together", "q_rows", "kv_rows", "left", 
 
 @dataclass(frozen=True)
 class Features:
-    """Everything that the kernels are specialised for, apart from the tiles.
+    """Everything that the kernels are specialised for, apart from the tiles."""
 
-    Attributes:
-        axes: batch axes.
-        shared: how many of them, the last ones, k and v lack.
-        head_dim, v_head_dim: features.
-        head, v_head: the same in two parts that are powers of two, of which the second may be 0.
-        folded: the score is the product times a positive number, which is left to the exponential.
-        left, right: whether keys far before or after the facing one are hidden.
-        bottom_right: the last query faces the last key.
-        softcap, alibi, sinks, segments, dropout: whether there is such.
-        bias, mask: whether there is one, and whether it varies along queries and along keys.
-        page_size: keys in a page; 0 without pages.
-        wide: offsets inside a tile need 64 bits.
-        wide_scores: offsets in the bias and the mask do.
-        double: scores, sums and numbers are float64. ``scale``, ``cap`` and ``drop`` are then constants.
-        scale, cap, drop: of the scores and of dropout, for float64 only.
-        precision: of float32 products: ``'ieee'`` or ``'tf32'``.
-        upcast: multiply in float32, since Triton's interpreter is wrong about products of bfloat16.
-    """
-
-    axes: int
-    shared: int
+    axes: int  # batch axes
+    shared: int  # how many of them, the last ones, k and v lack
+    # features
     head_dim: int
     v_head_dim: int
+    # the same in two parts that are powers of two, of which the second may be 0
     head: tuple[int, int]
     v_head: tuple[int, int]
-    folded: bool = True
+    folded: bool = True  # the score is the product times a positive number, which is left to the exponential
+    # whether keys far before or after the facing one are hidden
     left: bool = False
     right: bool = False
-    bottom_right: bool = False
+    bottom_right: bool = False  # the last query faces the last key
+    # whether there is such
     softcap: bool = False
     alibi: bool = False
     sinks: bool = False
     segments: bool = False
     dropout: bool = False
+    # whether there is one, and whether it varies along queries and along keys
     bias: tuple[bool, bool] | None = None
     mask: tuple[bool, bool] | None = None
-    page_size: int = 0
-    wide: bool = False
-    wide_scores: bool = False
-    double: bool = False
+    page_size: int = 0  # keys in a page; 0 without pages
+    wide: bool = False  # offsets inside a tile need 64 bits
+    wide_scores: bool = False  # offsets in the bias and the mask do
+    double: bool = False  # scores, sums and numbers are float64. `scale`, `cap` and `drop` are then constants.
+    # of the scores and of dropout, for float64 only
     scale: float = 0.0
     cap: float = 0.0
     drop: float = 0.0
-    precision: str = "ieee"
-    upcast: bool = False
+    precision: str = "ieee"  # of float32 products: `'ieee'` or `'tf32'`
+    upcast: bool = False  # multiply in float32, since Triton's interpreter is wrong about products of bfloat16
 
     @property
     def irregular(self) -> bool:
@@ -157,26 +144,20 @@ class Call(NamedTuple):
 
 
 class Head(NamedTuple):
-    """What a program knows of the batch element that it works on; made on the device.
+    """What a program knows of the batch element that it works on; made on the device."""
 
-    Attributes:
-        number: position in the batch, row-major; in a packed tile, one for each row.
-        q_start, q_len: first query and number of queries.
-        kv_start, kv_len: the same of keys.
-        shift: the key that query 0 faces.
-        bias, mask, q_segments, kv_segments, table: pointers to what belongs to the element.
-        slope: of the linear bias.
-    """
-
-    number: Any
+    number: Any  # position in the batch, row-major; in a packed tile, one for each row
+    # first query and number of queries
     q_start: Any
     q_len: Any
+    # the same of keys
     kv_start: Any
     kv_len: Any
-    shift: Any
+    shift: Any  # the key that query 0 faces
+    # pointers to what belongs to the element
     bias: Any
     mask: Any
-    slope: Any
+    slope: Any  # of the linear bias
     q_segments: Any
     kv_segments: Any
     table: Any

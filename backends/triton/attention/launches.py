@@ -35,20 +35,14 @@ class Room(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """One kernel.
+    """One kernel."""
 
-    Attributes:
-        call: the kernel with everything fixed but its arrays; returns ``False`` where one lies at an odd address.
-        takes: names of its arrays, or tuples of names; ``None`` for no array.
-        rooms: workspaces that are made for it, which later launches may take, too.
-        then: launches that follow.
-        otherwise: launches in place of it and of those that follow, where an array lies at an odd address.
-    """
-
+    # the kernel with everything fixed but its arrays; returns `False` where one lies at an odd address
     call: Callable[..., Any]
-    takes: tuple[Any, ...]
-    rooms: tuple[Room, ...] = ()
-    then: tuple[Launch, ...] = ()
+    takes: tuple[Any, ...]  # names of its arrays, or tuples of names; `None` for no array
+    rooms: tuple[Room, ...] = ()  # workspaces that are made for it, which later launches may take, too
+    then: tuple[Launch, ...] = ()  # launches that follow
+    # launches in place of it and of those that follow, where an array lies at an odd address
     otherwise: tuple[Launch, ...] = ()
 
 

@@ -16,20 +16,13 @@ _TOGETHER = "3.7"
 
 
 class Launch(NamedTuple):
-    """How a kernel is queued: ``queue`` takes the numbers of programs, the stream, and what :meth:`arguments` gives.
-
-    Attributes:
-        head: the kernel and what is fixed about it.
-        bare: whether it takes expanded descriptors.
-        together: whether it takes the kernel's arguments as a tuple.
-        boxes: how Triton expands each descriptor that the kernel takes.
-    """
+    """How a kernel is queued: ``queue`` takes the numbers of programs, the stream, and what :meth:`arguments` gives."""
 
     queue: Callable[..., None]
-    head: tuple[Any, ...]
-    bare: bool
-    together: bool
-    boxes: tuple[Any, ...] = ()
+    head: tuple[Any, ...]  # the kernel and what is fixed about it
+    bare: bool  # whether it takes expanded descriptors
+    together: bool  # whether it takes the kernel's arguments as a tuple
+    boxes: tuple[Any, ...] = ()  # how Triton expands each descriptor that the kernel takes
 
     def arguments(self, given: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return what is queued with the kernel's arguments, constants among them."""

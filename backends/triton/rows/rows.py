@@ -37,30 +37,20 @@ _MOST_PIECES = 8
 
 @dataclass(frozen=True)
 class RowFeatures:
-    """What a kernel along rows is specialised for, apart from the tiles. Each operator adds its own.
+    """What a kernel along rows is specialised for, apart from the tiles. Each operator adds its own."""
 
-    Attributes:
-        axes: how many count the rows.
-        double: compute in float64. Factors, which would be float32 as arguments, are then constants.
-        unit: what the number of columns, and the places of rows in all arrays that tiles are of, are multiples of; 1
-            where rows are cut.
-        across: rows that go together, where neighbours are in different rows; see :meth:`Rows.across`.
-        group: how many neighbours in a row a thread has at least.
-        vector: how many neighbours a thread reads at once where rows are cut, see :mod:`.tiles`; else 0.
-        fours: four columns each are drawn together.
-        drop: probability of dropping an element, for float64 only.
-    """
-
-    axes: int
+    axes: int  # how many count the rows
     wide: bool = False
-    double: bool = False
+    double: bool = False  # compute in float64. Factors, which would be float32 as arguments, are then constants.
+    # what the number of columns, and the places of rows in all arrays that tiles are of, are multiples of; 1
+    # where rows are cut
     unit: int = 1
-    across: int = 1
-    group: int = 1
-    vector: int = 0
+    across: int = 1  # rows that go together, where neighbours are in different rows; see `Rows.across`
+    group: int = 1  # how many neighbours in a row a thread has at least
+    vector: int = 0  # how many neighbours a thread reads at once where rows are cut, see `.tiles`; else 0
     dropout: bool = False
-    fours: bool = False
-    drop: float = 0.0
+    fours: bool = False  # four columns each are drawn together
+    drop: float = 0.0  # probability of dropping an element, for float64 only
 
 
 @dataclass(frozen=True)
@@ -144,25 +134,17 @@ class Rows:
 
 @dataclass(frozen=True)
 class RowTiling:
-    """How much of the rows a program works on at a time.
-
-    Attributes:
-        whole: a whole row is held, in so many pieces, so that it is read once and kept.
-        parts: how many programs share a row.
-        stages: how many tiles of rows are on their way to a program that works on several of them.
-        programs: how many work on the tiles of rows; 0: one for each tile.
-        registers: of a thread, at most; 0: as many as the compiler likes.
-    """
+    """How much of the rows a program works on at a time."""
 
     rows: int
     block: int
-    whole: bool
-    parts: int = 1
+    whole: bool  # a whole row is held, in so many pieces, so that it is read once and kept
+    parts: int = 1  # how many programs share a row
     warps: int = 4
-    stages: int = 1
-    programs: int = 0
+    stages: int = 1  # how many tiles of rows are on their way to a program that works on several of them
+    programs: int = 0  # how many work on the tiles of rows; 0: one for each tile
     pieces: int = 1
-    registers: int = 0
+    registers: int = 0  # of a thread, at most; 0: as many as the compiler likes
 
     @property
     def name(self) -> str:

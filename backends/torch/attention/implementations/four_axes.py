@@ -32,21 +32,13 @@ ALIGNED = 16
 
 @dataclass(frozen=True)
 class FourAxes:
-    """Which batch axes become the batch, and which the heads.
+    """Which batch axes become the batch, and which the heads."""
 
-    Attributes:
-        cut: number of axes that become the batch.
-        batch: size of the batch.
-        heads: heads of q.
-        kv_heads: heads of k and v; q's are a multiple.
-        sizes: of the batch axes of q and the result, and of k and v.
-    """
-
-    cut: int
-    batch: int
-    heads: int
-    kv_heads: int
-    sizes: tuple[int, ...]
+    cut: int  # number of axes that become the batch
+    batch: int  # size of the batch
+    heads: int  # heads of q
+    kv_heads: int  # heads of k and v; q's are a multiple
+    sizes: tuple[int, ...]  # of the batch axes of q and the result, and of k and v
     kv_sizes: tuple[int, ...]
 
     @property
@@ -303,17 +295,11 @@ def _seen(plan: Plan, axes: FourAxes) -> list[Callable[[Any], Any]]:
 
 
 class _Way(NamedTuple):
-    """How an array becomes a view of it, by axes alone.
+    """How an array becomes a view of it, by axes alone."""
 
-    Attributes:
-        change: puts an axis of size 1 in, or takes one out, if need be.
-        at: its place.
-        order: of the axes after that; empty for the one that they have.
-    """
-
-    change: Callable[[Any, int], Any] | None = None
-    at: int = 0
-    order: tuple[int, ...] = ()
+    change: Callable[[Any, int], Any] | None = None  # puts an axis of size 1 in, or takes one out, if need be
+    at: int = 0  # its place
+    order: tuple[int, ...] = ()  # of the axes after that; empty for the one that they have
 
     def go(self, array: Any) -> Any:
         """Return the view."""

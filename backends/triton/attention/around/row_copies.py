@@ -31,18 +31,13 @@ _WHOLE = 16
 
 @dataclass(frozen=True)
 class _Tile:
-    """What the kernel is specialised for in one array.
+    """What the kernel is specialised for in one array."""
 
-    Attributes:
-        whole: columns are written in pieces of so many, with zeros after the last one: memory that is written in whole
-            pieces isn't read before.
-        width: columns of a tile.
-        axes: batch axes.
-    """
-
+    # columns are written in pieces of so many, with zeros after the last one: memory that is written in whole
+    # pieces isn't read before
     whole: int
-    width: int
-    axes: int
+    width: int  # columns of a tile
+    axes: int  # batch axes
 
 
 @triton.constexpr_function

@@ -39,45 +39,31 @@ _TOGETHER = gl.constexpr(128)
 
 @dataclass(frozen=True)
 class DecodeTiling:
-    """What the kernel is specialised for.
+    """What the kernel is specialised for."""
 
-    Attributes:
-        block: keys that are worked on at once, 64 or 128.
-        copied: how many of them the hardware copies at once: all, or as many as lie in a page.
-        stages: blocks that shared memory holds.
-        heads, queries: rows of a tile, powers of two that hold all heads that share keys and all queries of each.
-        head_dim, v_head_dim: features.
-        head, v_head: the same, rounded up to powers of two; of the values, 64 at least.
-        axes: batch axes, of three at most; the first of them counts sequences where these have lengths or pages.
-        shared: whether the last of them is one that k and v lack.
-        has: which of the three batch axes k and v have.
-        left, right: whether keys far before or after the facing one are hidden.
-        bottom_right: the last query faces the last key.
-        softcap: whether scores are capped.
-        sinks: whether there are any.
-        cached: whether sequences have lengths.
-        page_size: keys of a page; 0 without pages.
-    """
-
-    block: int
-    copied: int
-    stages: int
+    block: int  # keys that are worked on at once, 64 or 128
+    copied: int  # how many of them the hardware copies at once: all, or as many as lie in a page
+    stages: int  # blocks that shared memory holds
+    # rows of a tile, powers of two that hold all heads that share keys and all queries of each
     heads: int
     queries: int
+    # features
     head_dim: int
     v_head_dim: int
+    # the same, rounded up to powers of two; of the values, 64 at least
     head: int
     v_head: int
-    axes: int
-    shared: bool
-    has: tuple[tuple[bool, ...], tuple[bool, ...]]
+    axes: int  # batch axes, of three at most; the first of them counts sequences where these have lengths or pages
+    shared: bool  # whether the last of them is one that k and v lack
+    has: tuple[tuple[bool, ...], tuple[bool, ...]]  # which of the three batch axes k and v have
+    # whether keys far before or after the facing one are hidden
     left: bool = False
     right: bool = False
-    bottom_right: bool = False
-    softcap: bool = False
-    sinks: bool = False
-    cached: bool = False
-    page_size: int = 0
+    bottom_right: bool = False  # the last query faces the last key
+    softcap: bool = False  # whether scores are capped
+    sinks: bool = False  # whether there are any
+    cached: bool = False  # whether sequences have lengths
+    page_size: int = 0  # keys of a page; 0 without pages
 
     bias = None
     """There is none."""
@@ -92,36 +78,29 @@ class DecodeTiling:
 
 
 class DecodeNumbers(NamedTuple):
-    """What the kernel takes that nothing is compiled anew for.
+    """What the kernel takes that nothing is compiled anew for."""
 
-    Attributes:
-        tiles: batch elements that have keys of their own.
-        sequences: of them; 1 where they have no lengths.
-        each: tiles of a sequence.
-        share: batch elements that share keys: the size of the last axis, if k and v lack it, else 1.
-        q_len, kv_len: queries and keys, or places for these.
-        left, right: how many keys are seen before and after the facing one.
-        second, third: sizes of these batch axes.
-        scale, cap: of scores, both times ``log2(e)``.
-        out, lse, sinks: where these are.
-        rows, columns: strides of the block table.
-    """
-
-    tiles: Any
-    sequences: Any
-    each: Any
-    share: Any
+    tiles: Any  # batch elements that have keys of their own
+    sequences: Any  # of them; 1 where they have no lengths
+    each: Any  # tiles of a sequence
+    share: Any  # batch elements that share keys: the size of the last axis, if k and v lack it, else 1
+    # queries and keys, or places for these
     q_len: Any
     kv_len: Any
+    # how many keys are seen before and after the facing one
     left: Any
     right: Any
+    # sizes of these batch axes
     second: Any
     third: Any
+    # of scores, both times `log2(e)`
     scale: Any
     cap: Any
+    # where these are
     out: Places
     lse: Places
     sinks: Places
+    # strides of the block table
     rows: Any
     columns: Any
 
@@ -149,20 +128,14 @@ class Shared(NamedTuple):
 
 
 class Run(NamedTuple):
-    """The blocks of a program.
+    """The blocks of a program."""
 
-    Attributes:
-        first, end: of them, counted through all tiles.
-        tile: that the first one is of.
-        base: the first block of that tile.
-        total: blocks of all tiles.
-    """
-
+    # of them, counted through all tiles
     first: Any
     end: Any
-    tile: Any
-    base: Any
-    total: Any
+    tile: Any  # that the first one is of
+    base: Any  # the first block of that tile
+    total: Any  # blocks of all tiles
 
 
 @gluon.jit

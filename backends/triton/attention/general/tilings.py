@@ -24,22 +24,15 @@ _MOST_PARTS = 64
 
 @dataclass(frozen=True)
 class Tiling:
-    """Tiles of one kernel.
+    """Tiles of one kernel."""
 
-    Attributes:
-        block_m: queries.
-        block_n: keys.
-        warps, stages: of a program.
-        packed: a tile's rows are queries of all batch elements that share k and v.
-        parts: into how many the keys are cut, a power of two; each is worked on by programs of its own.
-    """
-
-    block_m: int
-    block_n: int
+    block_m: int  # queries
+    block_n: int  # keys
+    # of a program
     warps: int = 4
     stages: int = 3
-    packed: bool = False
-    parts: int = 1
+    packed: bool = False  # a tile's rows are queries of all batch elements that share k and v
+    parts: int = 1  # into how many the keys are cut, a power of two; each is worked on by programs of its own
 
 
 @dataclass(frozen=True)

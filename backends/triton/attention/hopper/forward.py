@@ -66,20 +66,14 @@ class _Shared(NamedTuple):
 
 
 class _State(NamedTuple):
-    """What a warp group knows of its rows after some blocks of keys.
+    """What a warp group knows of its rows after some blocks of keys."""
 
-    Attributes:
-        weights: of the last block, whose values aren't added yet.
-        sums: of values.
-        most, total: the largest score, in units of ``1 / log2(e)``, and the sum of the weights.
-        count: blocks of all tiles so far.
-    """
-
-    weights: Any
-    sums: Any
+    weights: Any  # of the last block, whose values aren't added yet
+    sums: Any  # of values
+    # the largest score, in units of `1 / log2(e)`, and the sum of the weights
     most: Any
     total: Any
-    count: Any
+    count: Any  # blocks of all tiles so far
 
 
 @gluon.constexpr_function

@@ -62,22 +62,15 @@ class _Shared(NamedTuple):
 
 
 class _State(NamedTuple):
-    """What a warp group knows of its keys.
+    """What a warp group knows of its keys."""
 
-    Attributes:
-        dk, dv: gradients, of the blocks before.
-        weights: of a block of queries.
-        slope: derivative of its scores by scaled products.
-        d_weights: gradients of the weights.
-        count: blocks of all tiles before.
-    """
-
+    # gradients, of the blocks before
     dk: Any
     dv: Any
-    weights: Any
-    slope: Any
-    d_weights: Any
-    count: Any
+    weights: Any  # of a block of queries
+    slope: Any  # derivative of its scores by scaled products
+    d_weights: Any  # gradients of the weights
+    count: Any  # blocks of all tiles before
 
 
 @gluon.constexpr_function

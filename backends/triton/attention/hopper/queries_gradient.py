@@ -51,21 +51,13 @@ __all__ = ["hopper_queries_kernel"]
 
 
 class _State(NamedTuple):
-    """What a warp group knows of its queries.
+    """What a warp group knows of its queries."""
 
-    Attributes:
-        sums: their gradient, of the blocks before.
-        weights: of a block of keys.
-        slope: derivative of its scores by scaled products.
-        d_weights: gradients of the weights.
-        count: blocks of all tiles before.
-    """
-
-    sums: Any
-    weights: Any
-    slope: Any
-    d_weights: Any
-    count: Any
+    sums: Any  # their gradient, of the blocks before
+    weights: Any  # of a block of keys
+    slope: Any  # derivative of its scores by scaled products
+    d_weights: Any  # gradients of the weights
+    count: Any  # blocks of all tiles before
 
 
 @gluon.constexpr_function

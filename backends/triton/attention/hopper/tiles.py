@@ -62,54 +62,35 @@ Q, K, V, OUT, BIAS, MASK, D_BIAS, DK, DV = (gl.constexpr(at) for at in range(len
 
 @dataclass(frozen=True)
 class HopperTiling:
-    """What a kernel is specialised for.
+    """What a kernel is specialised for."""
 
-    Attributes:
-        groups: warp groups, each with 64 rows of a tile.
-        block: keys (or, where a tile has keys, queries) that are worked on at once.
-        stages: blocks that shared memory holds.
-        head, v_head: features, each a power of two.
-        has: for each of :data:`OPERANDS`, which of the three batch axes it has.
-        left, right: whether keys far before or after the facing one are hidden.
-        softcap: whether scores are capped.
-        grouped: whether several elements of the batch share keys.
-        turned: a tile has keys, and a block queries.
-        bias, mask: whether there is one, and whether it varies along queries and along keys.
-        bounded: what the mask hides at both ends of a tile is left out.
-        bias_item: bytes of an element of the bias.
-        d_bias: whether the gradient of the bias is written.
-        in_parts: it is a sum whose parts are written, each by programs of their own.
-        own: tiles that shared memory holds; with two, the next one comes early.
-        second: stages of the second of a block's two arrays, where it has fewer; else 0.
-        three_quarters: whether of ``head`` and of ``v_head`` only so many features are there; see :meth:`boxes`.
-        turns: warp groups take turns at beginning products.
-        dv: whether the kernel that owns keys writes the gradient of v, too.
-        programs: that share a multiprocessor: one works while another begins or ends a tile.
-    """
-
-    groups: int
-    block: int
-    stages: int
+    groups: int  # warp groups, each with 64 rows of a tile
+    block: int  # keys (or, where a tile has keys, queries) that are worked on at once
+    stages: int  # blocks that shared memory holds
+    # features, each a power of two
     head: int
     v_head: int
-    has: tuple[tuple[bool, ...], ...]
+    has: tuple[tuple[bool, ...], ...]  # for each of `OPERANDS`, which of the three batch axes it has
+    # whether keys far before or after the facing one are hidden
     left: bool = False
     right: bool = False
-    softcap: bool = False
-    grouped: bool = False
-    turned: bool = False
+    softcap: bool = False  # whether scores are capped
+    grouped: bool = False  # whether several elements of the batch share keys
+    turned: bool = False  # a tile has keys, and a block queries
+    # whether there is one, and whether it varies along queries and along keys
     bias: tuple[bool, bool] | None = None
     mask: tuple[bool, bool] | None = None
-    bounded: bool = False
-    bias_item: int = 2
-    d_bias: bool = False
-    in_parts: bool = False
-    own: int = 1
-    second: int = 0
+    bounded: bool = False  # what the mask hides at both ends of a tile is left out
+    bias_item: int = 2  # bytes of an element of the bias
+    d_bias: bool = False  # whether the gradient of the bias is written
+    in_parts: bool = False  # it is a sum whose parts are written, each by programs of their own
+    own: int = 1  # tiles that shared memory holds; with two, the next one comes early
+    second: int = 0  # stages of the second of a block's two arrays, where it has fewer; else 0
+    # whether of `head` and of `v_head` only so many features are there; see `boxes`
     three_quarters: tuple[bool, bool] = (False, False)
-    turns: bool = False
-    dv: bool = True
-    programs: int = 1
+    turns: bool = False  # warp groups take turns at beginning products
+    dv: bool = True  # whether the kernel that owns keys writes the gradient of v, too
+    programs: int = 1  # that share a multiprocessor: one works while another begins or ends a tile
 
     @property
     def rows(self) -> int:
@@ -219,37 +200,29 @@ class Places(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """What the kernels take that nothing is compiled anew for.
+    """What the kernels take that nothing is compiled anew for."""
 
-    Attributes:
-        elements: of the batch; where tiles are of keys, those that have keys of their own.
-        tiles: of each element.
-        turns: of all programs.
-        together, rounds: elements, and every program's turns, of a section of tiles that differ in what there is to do.
-        share: elements that share keys.
-        q_len, kv_len: queries and keys.
-        padded: queries in the array of rows' numbers.
-        left, right: what to add to a query's position to get the first and the last key that it sees.
-        second, third: sizes of these batch axes.
-        scale, cap: of scores, both times ``log2(e)``.
-        bias, mask, bounds: where these are.
-    """
-
-    elements: Any
-    tiles: Any
-    turns: Any
+    elements: Any  # of the batch; where tiles are of keys, those that have keys of their own
+    tiles: Any  # of each element
+    turns: Any  # of all programs
+    # elements, and every program's turns, of a section of tiles that differ in what there is to do
     together: Any
     rounds: Any
-    share: Any
+    share: Any  # elements that share keys
+    # queries and keys
     q_len: Any
     kv_len: Any
-    padded: Any
+    padded: Any  # queries in the array of rows' numbers
+    # what to add to a query's position to get the first and the last key that it sees
     left: Any
     right: Any
+    # sizes of these batch axes
     second: Any
     third: Any
+    # of scores, both times `log2(e)`
     scale: Any
     cap: Any
+    # where these are
     bias: Places
     mask: Places
     bounds: Places

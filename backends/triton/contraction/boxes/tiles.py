@@ -64,34 +64,28 @@ class View:
 
 @dataclass(frozen=True)
 class BoxTiling(Tiling):
-    """Everything that the kernel is specialised for.
+    """Everything that the kernel is specialised for."""
 
-    Attributes:
-        left, right, out: how the arrays are seen; a box of the left operand and of the result has 64 rows.
-        tiles: how many there are of batch, rows and columns, and how many steps in each.
-        groups: warp groups, each with 64 rows of a tile.
-        pieces: in how many pieces, by columns, a warp group's rows of a tile are activated and leave, through shared
-            memory for two of them; 1 if all leave at once. A second part is one piece more, of the same width.
-        rest: columns of a tile's second part, where their number is no power of two.
-        bias: its strides along the axes of ``out``; it has at most one of the two that boxes extend along.
-        factor: where the left operand is a product, the other factor; it lacks one of the axes that boxes extend along.
-        resident: the right operand is copied once, with the first of a program's tiles, and stays in shared memory.
-        loose: the result lies as the hardware can't write it, such as in rows that begin at odd places: threads do.
-    """
-
+    # how the arrays are seen; a box of the left operand and of the result has 64 rows
     left: View
     right: View
     out: View
-    tiles: tuple[int, int, int, int]
-    groups: int
+    tiles: tuple[int, int, int, int]  # how many there are of batch, rows and columns, and how many steps in each
+    groups: int  # warp groups, each with 64 rows of a tile
     width: int
     depth: int
     swath: int = 8
+    # in how many pieces, by columns, a warp group's rows of a tile are activated and leave, through shared memory
+    # for two of them; 1 if all leave at once. A second part is one piece more, of the same width.
     pieces: int = 1
-    rest: int = 0
+    rest: int = 0  # columns of a tile's second part, where their number is no power of two
+    # its strides along the axes of `out`; it has at most one of the two that boxes extend along
     bias: tuple[int, ...] = ()
+    # where the left operand is a product, the other factor; it lacks one of the axes that boxes extend along
     factor: View | None = None
+    # the right operand is copied once, with the first of a program's tiles, and stays in shared memory
     resident: bool = False
+    # the result lies as the hardware can't write it, such as in rows that begin at odd places: threads do
     loose: bool = False
 
     @property
