@@ -1,6 +1,6 @@
-"""One of two processes: modules of ours, and a Llama with them, under FSDP and DDP, against the same in one process.
+"""Two processes: modules of ours, and a Llama with them, under FSDP and DDP, against the same in one process.
 
-python distributed_modules.py RANK STORE
+python distributed_modules.py STORE
 """
 
 import os
@@ -108,25 +108,28 @@ def sharded(model: Any, mesh: Any, **options: Any) -> Any:
     return fully_shard(model, mesh=mesh, **options)
 
 
+def has_llama() -> bool:
+    try:
+        import transformers
+    except ImportError:
+        return False
+    return int(transformers.__version__.partition(".")[0]) >= 5
+
+
 def main(rank: int, store: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD)
     mesh = init_device_mesh("cpu", (WORLD,))
     kinds: dict[str, Callable[[], Any]] = {"own": Own}
-    try:
-        import transformers
-
-        if int(transformers.__version__.partition(".")[0]) >= 5:
-            kinds["llama"] = Llama
-    except ImportError:
-        pass
+    if has_llama():
+        kinds["llama"] = Llama
     for name, kind in kinds.items():
         wanted = expected(kind)
         for by_kernels in (False, True) if name == "own" else (False,):
             with where(by_kernels):
                 check(model := sharded(made(kind), mesh), model, rank, wanted, 1e-4 if by_kernels else 1e-5)
         check(model := made(kind), DistributedDataParallel(model), rank, wanted)
-        print("sharded", name, flush=True)
+        sys.stdout.write(f"sharded {name}\n")  # at once: the other process prints, too
     if "llama" in kinds:
         with pytest.raises(EinsumError, match="got another class since"):
             nn.restore(sharded(made(Llama), mesh).model)
@@ -140,7 +143,9 @@ def main(rank: int, store: str) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    has_llama()  # imports it once
+    other = os.fork()
+    main(int(not other), sys.argv[1])
     # Gloo's threads outlive their group, and one that asks for the GIL while Python ends aborts the process.
     sys.stdout.flush()
-    os._exit(0)
+    os._exit(os.waitpid(other, 0)[1] != 0 if other else 0)

@@ -33,6 +33,9 @@ from einops_fast.backends.torch import operator as torch_operator
 from einops_fast.backends.torch.attention import runs
 from einops_fast.backends.torch.attention.layouts import extras_of
 from einops_fast.backends.torch.memory import TorchMemory
+# Before the children of this process would import them, each by itself.
+from einops_fast.backends.torch.ops import activation, norm, softmax
+import torch.fx.experimental.symbolic_shapes
 from einops_fast.backends.triton.attention.general.tilings import shared_memory
 from einops_fast.backends.triton.contraction.candidates import kernel_candidates
 from einops_fast.backends.triton.launching.kernel_call import KernelCall
