@@ -1,7 +1,5 @@
 """Axes that several of the equation make up, sizes that are given, and ``1``: the same as reshaping by hand."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from math import prod
 from random import Random

@@ -1,7 +1,5 @@
 """Steps of pairs that are filled in are those that lowering would make for the same sizes and strides."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -8,6 +8,7 @@ from einops_fast.profiles import frameworks, study
 from einops_fast.profiles.overhead import study as overhead
 from einops_fast.profiles.reporting.records import Ceiling, Machine, Options, Row
 from einops_fast.profiles.studies import STUDIES
+from einops_fast.profiles.timing.clocks import HostClock
 
 
 @pytest.fixture
@@ -23,9 +24,10 @@ def torch():
 
 @pytest.fixture(autouse=True)
 def _ceilings(monkeypatch):
-    """To measure them, or imports, takes longer than small cases."""
+    """To measure them, or imports, takes longer than small cases; nobody reads a time here."""
     monkeypatch.setattr(study, "measure_ceilings", lambda *arguments: Ceiling(bandwidth=1e10, flops=1e11))
     monkeypatch.setattr(overhead, "_import", lambda rounds: 1.0)
+    monkeypatch.setattr(HostClock, "sample_seconds", 0.0)
 
 
 @pytest.fixture
