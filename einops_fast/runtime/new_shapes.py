@@ -157,9 +157,8 @@ def native_first(
         spelled = [question[0], *operands] if as_given else [each for array in operands for each in (array, ())]
         loops = backend.loops if backend.loops is not None and loops_suffice(spelled) else None
         return None if loops is None else lambda equation, arrays: loops(equation, *arrays)
-    if not AT_SECOND_CALL or not shapes.notice(
-        operands, _asked_first(subscripts, backend) if as_given or asks_first else None
-    ):
+    asked_first = _asked_first(subscripts, backend) if AT_SECOND_CALL and (as_given or asks_first) else None
+    if not shapes.notice(operands, asked_first) or not AT_SECOND_CALL:
         return None
     full = prod(bind_sizes(subscripts, [tuple(operand.shape) for operand in operands]).values())
     if len(operands) > 2 and full > _FEW:

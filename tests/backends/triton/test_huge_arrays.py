@@ -39,7 +39,7 @@ def huge(
         split: sums are in parts.
     """
     terms = equation.partition("->")[0].split(",")
-    shapes = (tuple(tuple(of[label] for label in term) for term in terms) for of in (small, sizes))
+    shapes = (" ".join(["x".join([str(of[label]) for label in term]) for term in terms]) for of in (small, sizes))
 
     def has(tiling: Any) -> bool:
         return split == (kind is not ChainTiling and tiling.split > 1)
