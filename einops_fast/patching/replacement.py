@@ -19,6 +19,7 @@ from typing import Any
 
 from einops_fast.arguments import hashable, label_list
 from einops_fast.backends import Backend, get_backend
+from einops_fast.backends.base import Likeness
 from einops_fast.einsum import plan_call
 from einops_fast.errors import EinsumError
 from einops_fast.observing.observers import active, observed
@@ -84,7 +85,6 @@ class Replacement:
 def _function(name: str, native: Callable[..., Any], backend: Backend, dialect: Dialect) -> Callable[..., Any]:
     signature = _unless_intercepted(backend.signature) if name == "torch" else backend.signature
     takes_optimize = "optimize" in dialect.options
-    compares = name == "numpy"  # who gets to see a call of torch's is told by its signature only
 
     def einsum(*operands: Any, **options: Any) -> Any:
         if dialect.lists and not options and _is_list_form(operands):
@@ -92,7 +92,7 @@ def _function(name: str, native: Callable[..., Any], backend: Backend, dialect: 
         if not options or (takes_optimize and _asks_only_to_optimize(options)):
             arrays = operands[1:]
             try:
-                run = recall((name, operands[0], not options), arrays) if compares else None
+                run = recall((name, operands[0], not options), arrays)
                 if run is None:
                     shapes = by_question.get((name, operands[0], True))
                     if shapes is not None and shapes.changing and shapes.at_once(arrays) is not None:
@@ -168,9 +168,9 @@ def _call(name: str, native: Callable[..., Any], operands: Sequence[Any], option
             raise _ForNative(made.reason) from None  # each time, to be counted
         run = partial((made.in_loops and loops) or native, equation) if isinstance(made, _NoBetter) else made
         remember(key, run)
-        like = backend.likeness(arrays) if plain and name == "numpy" else None
+        like = backend.likeness(arrays) if plain else None
         if like is not None:
-            remember_alike((name, equation, not asks), like, run)
+            remember_alike((name, equation, not asks), _unless_seen(like) if name == "torch" else like, run)
         if plain and loops is not None and _is_native(run, loops):
             leave_to_loops(equation, arrays)
     if _is_native(run, native):
@@ -218,6 +218,12 @@ def _unless_intercepted(signature: Callable[[Sequence[Any]], Hashable]) -> Calla
         return signature(arrays)
 
     return checked
+
+
+def _unless_seen(like: Likeness) -> Likeness:
+    """``like``, for operands that nobody wants to see either."""
+    intercepted = sys.modules["torch"].overrides.has_torch_function
+    return lambda others: like(others) and not intercepted(others)
 
 
 def _intercepts(arrays: Sequence[Any]) -> bool:

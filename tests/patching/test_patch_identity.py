@@ -163,3 +163,31 @@ for _ in range(2):
 
 def test_what_was_imported_while_patched_is_the_function_afterwards() -> None:
     run_python("-c", IMPORTED_WHILE_PATCHED)
+
+
+@pytest.mark.parametrize("equation", ["iij->j", "ij,jk->ik"])
+def test_who_wants_to_see_a_call_does_after_many_that_nobody_saw(equation: str) -> None:
+    seen: list[Any] = []
+
+    class Mode(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(func)
+            return func(*args, **kwargs or {})
+
+    class Seen(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(func)
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    operands = [torch.ones(*(3,) * len(term)) for term in equation.partition("->")[0].split(",")]
+    with patched("torch"):
+        for _ in range(4):
+            torch.einsum(equation, *operands)
+        assert not seen
+        with Mode():
+            torch.einsum(equation, *operands)
+        assert torch.einsum in seen
+        seen.clear()
+        torch.einsum(equation, *[each.as_subclass(Seen) for each in operands])
+        assert torch.einsum in seen
