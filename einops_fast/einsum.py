@@ -89,12 +89,10 @@ def fast_einsum(
         >>> fast_einsum('b i (h d), b j (h d) -> b h i j', np.ones((2, 5, 12)), np.ones((2, 6, 12)), h=3).shape
         (2, 3, 5, 6)
     """
-    if sizes:
+    if sizes or (tracing.is_compiling() and operands and composition(operands[0]) is not None):
         options = {"order": order, "casting": casting, "optimize": optimize}
         return _of_sizes(operands, sizes, out, dtype=dtype, autotune=autotune, precision=precision, **options)
     if tracing.is_compiling():
-        if operands and composition(operands[0]) is not None:
-            return _of_sizes(operands, {}, out, dtype=dtype, order=order, casting=casting, optimize=optimize)
         return call_traced(operands, out, dtype, order, casting, optimize, autotune, precision)
     if autotune is not None and not tuning.holds(autotune):
         with tuning.autotune(autotune):

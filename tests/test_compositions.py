@@ -177,6 +177,12 @@ class TestTorch:
         short = self.torch.jit.trace(program, (q[:, :3], k))
         self.torch.testing.assert_close(short(q, k), scores)
 
+    def test_options_count_in_compiled_calls_too(self) -> None:
+        one, two = self.torch.ones(3, 1), self.torch.ones(3, 4)
+        for run in (fast_einsum, self.torch.compile(fast_einsum, backend="eager")):
+            with pytest.raises(Exception, match="precision is one of"):
+                run("i 1, i j -> j", one, two, precision="tf64")
+
     def test_gradients(self) -> None:
         q, k, _ = self.given()
         assert self.torch.autograd.gradcheck(self.program(), (q.requires_grad_(), k.requires_grad_()))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from itertools import chain
+from itertools import accumulate, chain, pairwise
 from math import prod
 from string import ascii_letters
 from typing import Any, NamedTuple, NoReturn
@@ -158,9 +158,8 @@ def _read(equation: str) -> tuple[Any, ...]:
         raise SubscriptsError(
             point_at("axes can't be grouped, or be 1, without '->' and the axes of the result", equation)
         )
-    spans = [(match.start(), match.end()) for match in re.finditer(r"[^,]+|(?<=,)(?=,)|^(?=,)|(?<=,)$", left)] or [
-        (0, 0)
-    ]
+    ends = [*accumulate([len(term) + 1 for term in left.split(",")], initial=0)]
+    spans = [(start, end - 1) for start, end in pairwise(ends)]
     *inputs, output = [_names(equation, *span) for span in [*spans, (len(left) + len(arrow), len(equation))]]
     names = dict.fromkeys([name for axes in inputs for axis in axes for name in axis if name != "..."])
     spare = iter([letter for letter in ascii_letters if letter not in names])

@@ -208,7 +208,9 @@ def test_the_next_backend_may_be_among_the_options() -> None:
         einops_fast.compile(attend, then="aot_eager", options={"then": "eager"})
 
 
-def test_a_mode_reaches_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def given(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What inductor, which compiles nothing here, is given."""
     given: list[Any] = []
 
     def inductor(*options: Any) -> Any:
@@ -216,6 +218,10 @@ def test_a_mode_reaches_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
         return lambda module, inputs: module.forward
 
     monkeypatch.setattr(torch, "_TorchCompileInductorWrapper", inductor)
+    return given
+
+
+def test_a_mode_reaches_inductor(given: list[Any]) -> None:
     with fusions() as log:
         einops_fast.compile(attend, mode="max-autotune", options={"shape_padding": True})(*operands())
     assert len(log.fused) == 1
@@ -224,14 +230,7 @@ def test_a_mode_reaches_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
         einops_fast.compile(attend, then="eager", mode="max-autotune")(*operands())
 
 
-def test_torch_compile_is_patched_and_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[Any] = []
-
-    def inductor(*options: Any) -> Any:
-        given.append(options)
-        return lambda module, inputs: module.forward
-
-    monkeypatch.setattr(torch, "_TorchCompileInductorWrapper", inductor)
+def test_torch_compile_is_patched_and_put_back(given: list[Any]) -> None:
     native = torch.compile
     with fusions() as log:
         with patched("torch.compile"):
