@@ -210,7 +210,7 @@ def test_the_next_backend_may_be_among_the_options() -> None:
 
 @pytest.fixture
 def given(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What inductor, which compiles nothing here, is given."""
+    """Calls of inductor, by their arguments; a stand-in records them and compiles nothing."""
     given: list[Any] = []
 
     def inductor(*options: Any) -> Any:
