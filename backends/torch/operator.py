@@ -50,6 +50,14 @@ _NAMES = {each: dtypes.dtype_name(each) for each in vars(torch).values() if isin
 
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
 
+_Library: Any = torch.library.Library
+_library = _Library("einops_fast", "FRAGMENT")  # what it registers goes with it
+
+_BELOW_AUTOGRAD: Any = torch._C._after_ADInplaceOrView_keyset
+
+_IN_MEMORY = {torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA}
+"""Where tensors are what is in memory, and nothing else wants to see a call."""
+
 
 class Operator:
     """A function of tensors and numbers.
@@ -86,9 +94,10 @@ class Operator:
         given = schema[: schema.index("->")]
         self._tensors = given.count("Tensor")
         if setup is not None and backward is not None:
-            setup, numbers = _with_mode(setup), given.count(",") + 1 - self._tensors
-            torch.library.register_autograd(qualified, _backward_in_mode(backward, numbers), setup_context=setup)
+            setup = _with_mode(setup)
             self.recorded = _recorded(name, compute, setup, backward, seen)
+            watched = self._watched(_whole(compute), _recorded(name, self.traced, setup, backward, None))
+            _library.impl(name, watched, "Autograd", with_keyset=True)
 
     def __call__(self, *arguments: Any) -> Any:
         if torch.compiler.is_compiling() or is_jit_tracing():
@@ -107,6 +116,24 @@ class Operator:
             return self.recorded(*tensors, arguments[self._tensors :])
         return (self.unrecorded or self.compute)(*arguments)
 
+    def _watched(self, compute: Callable[..., Any], recorded: Callable[..., Any]) -> Callable[..., Any]:
+        """What torch runs for tensors that autograd may watch.
+
+        Compiled code calls it where nothing is recorded. That is a single turn through torch's dispatcher, which takes
+        the host longer than a kernel's launch, where ``torch.library.register_autograd`` takes two.
+        """
+
+        def run(keys: Any, *arguments: Any) -> Any:
+            if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
+                return recorded(*arguments[: self._tensors], arguments[self._tensors :])
+            keys &= _BELOW_AUTOGRAD
+            with torch._C._AutoDispatchBelowAutograd():
+                if keys.highestPriorityTypeId() in _IN_MEMORY:
+                    return compute(*arguments)
+                return self.traced.redispatch(keys, *arguments)
+
+        return run
+
 
 def _whole(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function with an empty tensor for each result that isn't made, as operators of torch have to give one."""
@@ -115,7 +142,9 @@ def _whole(function: Callable[..., Any]) -> Callable[..., Any]:
         found = function(first, *others)
         if not isinstance(found, tuple):
             return found
-        return tuple([first.new_empty(0) if each is None else each for each in found])
+        nothing = (0,), (1,), first.dtype
+        instead = new_tensors(first, [nothing if each is None else None for each in found])
+        return tuple([made if each is None else each for each, made in zip(found, instead, strict=True)])
 
     return run
 
@@ -130,16 +159,15 @@ def _with_mode(setup: Callable[..., None]) -> Callable[..., None]:
     return setup_with_mode
 
 
-def _backward_in_mode(backward: Callable[..., Any], numbers: int) -> Callable[..., Any]:
-    """Gradients of all arguments, of which so many after the tensors have none; choices are made as forward."""
-    none = (None,) * numbers
+def _backward_in_mode(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Gradients of the tensors, and none of the numbers after them; choices are made as forward."""
 
     def backward_in_mode(ctx: Any, *gradients: Any) -> Any:
         # Autograd has threads of its own, which blocks of the caller's don't reach.
         if ctx.mode == unchecked_mode():
-            return (*backward(ctx, *gradients), *none)
+            return (*backward(ctx, *gradients), None)
         with autotune(ctx.mode):
-            return (*backward(ctx, *gradients), *none)
+            return (*backward(ctx, *gradients), None)
 
     return backward_in_mode
 
@@ -157,7 +185,7 @@ def _recorded(name: str, compute: Any, setup: Any, backward: Any, seen: int | No
         setup(ctx, inputs, found)
         return found if seen is None else found[:seen]
 
-    functions = {"forward": staticmethod(forward), "backward": staticmethod(_backward_in_mode(backward, 1))}
+    functions = {"forward": staticmethod(forward), "backward": staticmethod(_backward_in_mode(backward))}
     return recorded(type(name, (torch.autograd.Function,), functions))
 
 

@@ -45,6 +45,8 @@ SINKS = NAMES.index("sinks")
 def extras_of(arrays: Arrays) -> Extras:
     """Return all arrays but q, k and v."""
     found = Extras._make(arrays[3:])
+    if found.q_starts is None and found.kv_starts is None and found.cached is None:
+        return found
     given = {name: getattr(found, name) for name in LENGTHS.values()}
     return found._replace(**{name: array.contiguous() for name, array in given.items() if array is not None})
 
