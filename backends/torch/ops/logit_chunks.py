@@ -100,35 +100,48 @@ def in_chunks(
     """
     classes = matrix.shape[0]
     chunks = row_parts(as_rows(x), size)
-    size = max(prod(each.shape[:-1]) for each in chunks)
+    counts = [prod(each.shape[:-1]) for each in chunks]
     parts, width = _aligned(classes, x.itemsize) if torch_operator.on_gpu(x) else ([slice(classes)], classes)
-    room = x.new_empty(size, width)
+    room = x.new_empty(max(counts), width)
     wide = torch.promote_types(x.dtype, torch.float32)
     dtypes = x.dtype, x.dtype if len(chunks) <= _ROUNDINGS else wide, wide
+    of_x, of_matrix, of_bias = wanted
     dx, d_matrix, d_bias = gradients_like(x, matrix, bias, wanted, dtypes)
-    of_rows = dx.flatten(0, -2) if wanted[0] else dx
-    d_bias.zero_()
+    if of_bias:
+        d_bias.zero_()
+    # Views are made once, not for each chunk: making them takes the host as long as queueing the products.
+    of_parts = [
+        (matrix[part], d_matrix[part] if of_matrix else None, None if bias is None else bias[part]) for part in parts
+    ]
+    nothing = [None] * len(chunks)
+    of_chunks = zip(
+        chunks,
+        target.split(counts),
+        nothing if d_losses is None else d_losses.split(counts),
+        dx.flatten(0, -2).split(counts) if of_x else nothing,
+        strict=True,
+    )
     found: list[Any] = []
-    start = 0
-    for each in chunks:
+    logits = room
+    for chunk, own_target, back, into_x in of_chunks:
         # A copy only of several pieces, which are shorter than a chunk: to add up a product of each is slower.
-        given = each.flatten(0, -2)
-        chunk = slice(start, start + given.shape[0])
-        logits = room[: given.shape[0], :classes]
-        for part in parts:
-            multiply(given, matrix[part].T, logits[:, part], None if bias is None else bias[part])
-        found.append(losses_over_logits(loss, logits, target[chunk], None if d_losses is None else d_losses[chunk]))
-        if wanted[0]:
-            into = of_rows[chunk]
-            for at, part in enumerate(parts):
-                multiply(logits[:, part], matrix[part], into, into if at else None)
-        for part in parts if wanted[1] else ():
-            into = d_matrix[part]
-            multiply(logits[:, part].T, given, into, into if start else None)
-        if wanted[2]:
+        given = chunk.flatten(0, -2)
+        if logits is room or len(logits) != len(given):
+            logits = room[: len(given), :classes]
+            views = [logits[:, part] for part in parts]
+        for view, (rows, _, offset) in zip(views, of_parts, strict=True):
+            multiply(given, rows.T, view, offset)
+        first = not found
+        found.append(losses_over_logits(loss, logits, own_target, back))
+        if of_x:
+            for at, (view, (rows, _, _)) in enumerate(zip(views, of_parts, strict=True)):
+                multiply(view, rows, into_x, into_x if at else None)
+        if of_matrix:
+            for view, (_, into, _) in zip(views, of_parts, strict=True):
+                multiply(view.T, given, into, None if first else into)
+        if of_bias:
             d_bias += logits.sum(0, dtype=wide)
-        start = chunk.stop
-    del room, logits, given  # before there is a second matrix
+    del room, logits, views, given  # before there is a second matrix
     return torch.cat(found), (dx, d_matrix.to(x.dtype), d_bias.to(x.dtype))
 
 
