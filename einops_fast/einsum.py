@@ -25,7 +25,7 @@ from einops_fast.planning.notation import Subscripts, bind_sizes
 from einops_fast.planning.plan import Plan, compile_plan, make_plan
 from einops_fast.runtime import tracing, tuning
 from einops_fast.runtime.new_shapes import USUAL, by_question, came_with, native_first
-from einops_fast.runtime.plan_cache import compiled, recall, remember, remember_alike
+from einops_fast.runtime.plan_cache import compiled, has_room, recall, remember, remember_alike
 from einops_fast.runtime.precision import allow_precision, allowed
 from einops_fast.runtime.traced import call_traced
 from einops_fast.runtime.tuning import is_reproducible
@@ -141,7 +141,10 @@ def fast_einsum(
                         pass
                 run = recall(question, arrays)
                 if run is None:
-                    run = compiled[question, awake_types[type(arrays[0])].signature(arrays)]
+                    backend = awake_types[type(arrays[0])]
+                    run = compiled[question, backend.signature(arrays)]
+                    if has_room(question, arrays):  # for the same plan again, as where one tensor comes twice
+                        _keep_alike(question, backend, arrays, run)
             except (KeyError, IndexError, AttributeError, TypeError):
                 pass
             else:
@@ -192,12 +195,17 @@ def _call(operands: Sequence[Any], out: Any, dtype: Any, order: str, casting: st
             key = question, backend.signature(arrays)
             run = _compile(call, backend, arrays, dtype, order, casting, optimize)
             remember(key, run)
-            like = backend.likeness(arrays) if dtype is None else None
-            if like is not None:
-                remember_alike(question, like, run)
+            if dtype is None:
+                _keep_alike(question, backend, arrays, run)
             came_with(question)
     result = run(*arrays)
     return result if out is None else backend.finish(result, out, "K", casting)
+
+
+def _keep_alike(question: Hashable, backend: Backend, arrays: Sequence[Any], run: Callable[..., Any]) -> None:
+    like = backend.likeness(arrays)
+    if like is not None:
+        remember_alike(question, like, run, arrays)
 
 
 def _of_sizes(operands: Sequence[Any], sizes: Mapping[str, int], out: Any, **options: Any) -> Any:

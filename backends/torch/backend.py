@@ -122,14 +122,14 @@ class TorchBackend(TorchSteps):
             return None
         # They look at types, sizes, strides, dtypes, devices, whether there may be gradients, and at what decides who
         # gets to see a call: autocast, transforms, negated views. The rest is state that isn't in there.
-        check = _guards(*operands, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+        check = _guards_of(operands)
+        if check is None:
+            return None
         kind = operands[0].device.type
         to = autocast_dtype(kind) if any_autocast() else None
         if to is not None:
             guarded, dtype_now = check, torch.get_autocast_dtype
             check = lambda *others: guarded(*others) and dtype_now(kind) is to  # noqa: E731
-        if not check(*operands):  # one tensor twice
-            return None
         grad_mode = torch.is_grad_enabled()
         if not operands[0].is_cuda:
             grad_mode_now = torch.is_grad_enabled
@@ -367,6 +367,26 @@ def _numerics_in(name: str, by_kernels: bool, whole: bool) -> Numerics:
         # Its sums of integers are int64.
         return Numerics(name, name, f"{name} has no GEMM in BLAS", whole=whole, widens=not whole)
     return Numerics(name, name)
+
+
+def _guards_of(operands: Sequence[Any]) -> Callable[..., bool] | None:
+    """Return what compares tensors with these, and which of them are one and the same; ``None`` if nothing does."""
+    assert _guards is not None
+    firsts = [next(at for at, other in enumerate(operands) if other is each) for each in operands]
+    own = sorted({*firsts})
+    guarded = _guards(*[operands[at] for at in own], dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+    if len(own) == len(operands):
+        check: Callable[..., bool] = guarded
+    else:  # the guards refuse one tensor twice
+        again = [(at, first) for at, first in enumerate(firsts) if at != first]
+
+        def check(*others: Any) -> bool:
+            for at, first in again:
+                if others[at] is not others[first]:
+                    return False
+            return bool(guarded(*[others[at] for at in own]))
+
+    return check if check(*operands) else None
 
 
 def _one_storage(one: Any, other: Any) -> bool:

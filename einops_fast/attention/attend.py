@@ -22,7 +22,7 @@ from einops_fast.observing.calls import tell
 from einops_fast.runtime import tracing
 from einops_fast.runtime.autocast import autocasts
 from einops_fast.runtime.new_shapes import AtOnce, by_question, came_with
-from einops_fast.runtime.plan_cache import emptied_with_plans, keep, recall, remember_alike
+from einops_fast.runtime.plan_cache import emptied_with_plans, has_room, keep, recall, remember_alike
 from einops_fast.runtime.tracing import is_tracing
 from einops_fast.runtime.tuning import current_mode, unchecked_mode
 
@@ -195,6 +195,8 @@ def attend(request: Request, arrays: dict[str, Any], words: Hashable = None) -> 
         key = None
     if kept is not None:
         prepared, like = kept
+        if like is not None and question is not None and has_room(question, given) and not like(given):
+            like = backend.likeness(given, kernels=True)  # where one tensor comes twice, say
         result = prepared.run(*given)
     else:
         backend, arrays = own_call(arrays)
@@ -207,9 +209,9 @@ def attend(request: Request, arrays: dict[str, Any], words: Hashable = None) -> 
         like = backend.likeness(given, kernels=True)
         keep(_calls, key, (prepared, like))
     if question is not None and like is not None:
-        remember_alike(question, like, prepared.run)
+        remember_alike(question, like, prepared.run, given)
         if words is not None:
-            remember_alike(words, like, prepared.run)
+            remember_alike(words, like, prepared.run, given)
             options = request.options
             # A scale holds for one width; for other lengths, another implementation may be chosen later.
             if prepared.length_axis is not None and options.scale is None and not options.deterministic:

@@ -84,8 +84,7 @@ def _keep(question: Hashable, given: Sequence[Any], options: tuple[Any, ...], ru
     kept = _runs.get(question)
     if kept is None:
         keep(_runs, question, ())
-    elif len(set(map(id, given))) == len(given) and not any(hasattr(option, "dtype") for option in options):
-        # Of one array that is given twice, no array can be like both; and what is in an option's array may change.
+    elif not any(hasattr(option, "dtype") for option in options):  # what is in an option's array may change
         like = get_backend("torch").likeness(given, kernels=True)
         if like is not None:
             keep(_runs, question, ((like, run), *kept[: _ALIKE - 1]))

@@ -170,7 +170,8 @@ def _call(name: str, native: Callable[..., Any], operands: Sequence[Any], option
         remember(key, run)
         like = backend.likeness(arrays) if plain else None
         if like is not None:
-            remember_alike((name, equation, not asks), _unless_seen(like) if name == "torch" else like, run)
+            like = _unless_seen(like) if name == "torch" else like
+            remember_alike((name, equation, not asks), like, run, arrays)
         if plain and loops is not None and _is_native(run, loops):
             leave_to_loops(equation, arrays)
     if _is_native(run, native):

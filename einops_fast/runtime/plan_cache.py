@@ -12,6 +12,7 @@ __all__ = [
     "clear_plans",
     "compiled",
     "emptied_with_plans",
+    "has_room",
     "keep",
     "keeps_plans",
     "recall",
@@ -29,10 +30,13 @@ compiled: dict[Hashable, Callable[..., Any]] = {}
 """By everything that a plan depends on. Reading needs no lock."""
 
 _ALIKE = 4
-"""The most plans of one equation whose operands are compared, not looked up."""
+"""The most plans of one question whose operands are compared one after the other."""
 
-_alike: dict[Hashable, tuple[tuple[Callable[[Sequence[Any]], bool], Callable[..., Any]], ...]] = {}
-"""The newest plans by what is asked, but for the operands: whether others are like theirs, and the plan."""
+_Alike = tuple[tuple[Callable[[Sequence[Any]], bool], Callable[..., Any]], ...]
+"""Whether operands are like those that a plan was kept for, and the plan; the newest first."""
+
+_alike: dict[Hashable, _Alike | dict[Hashable, _Alike]] = {}
+"""By what is asked, but for the operands; where there are many plans, those are found by the operands' shapes."""
 
 _lock = threading.Lock()
 
@@ -60,14 +64,21 @@ def keep(kept: dict[K, T], key: K, value: T) -> None:
         kept[key] = value
 
 
-def remember_alike(question: Hashable, like: Callable[[Sequence[Any]], bool], run: Callable[..., Any]) -> None:
-    """Keep a compiled plan for operands that are alike, unless it's kept; the oldest of its question goes first."""
+def remember_alike(question: Hashable, like: Callable[[Sequence[Any]], bool], run: Callable[..., Any],
+                   operands: Sequence[Any]) -> None:  # fmt: skip
+    """Keep a compiled plan for operands like these, unless it's kept; the oldest of its question goes first."""
     with _lock:
         if len(_alike) >= LIMIT:
             _alike.clear()
-        others = _alike.get(question, ())
+        known = _alike.get(question, ())
+        if isinstance(known, tuple) and len(known) == _ALIKE and (like, run) not in known:
+            known = _alike[question] = {}
+        kept, key = (known, _shapes(operands)) if isinstance(known, dict) else (_alike, question)
+        if len(kept) >= LIMIT:
+            kept.clear()
+        others: Any = kept.get(key, ())
         if (like, run) not in others:
-            _alike[question] = ((like, run), *others[: _ALIKE - 1])
+            kept[key] = ((like, run), *others[: _ALIKE - 1])
 
 
 def recall(question: Hashable, operands: Sequence[Any]) -> Callable[..., Any] | None:
@@ -76,10 +87,29 @@ def recall(question: Hashable, operands: Sequence[Any]) -> Callable[..., Any] | 
     Raises:
         AttributeError, IndexError, TypeError: such operands were never kept, or the question can't be hashed.
     """
-    for like, run in _alike.get(question, ()):
+    kept: Any = _alike.get(question, ())
+    if type(kept) is dict:
+        try:
+            kept = kept.get(_shapes(operands), ())
+        except RuntimeError:  # nested tensors have no sizes
+            return None
+    for like, run in kept:
         if like(operands):
-            return run
+            plan: Callable[..., Any] = run
+            return plan
     return None
+
+
+def has_room(question: Hashable, operands: Sequence[Any]) -> bool:
+    """Whether plans of a question were kept, and one more may be for operands that are like none of theirs."""
+    kept: Any = _alike.get(question)
+    if type(kept) is dict:
+        kept = kept.get(_shapes(operands), ())
+    return kept is not None and len(kept) < _ALIKE
+
+
+def _shapes(operands: Sequence[Any]) -> Hashable:
+    return tuple([each.shape for each in operands])
 
 
 def keeps_plans(keeper: Any) -> None:
