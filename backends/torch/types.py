@@ -80,6 +80,9 @@ _record_in: Callable[[Any], None] = getattr(torch._C, "_set_tracing_state", lamb
 def unrecorded() -> Iterator[None]:
     """Keep ``torch.jit.trace`` from recording a block, in which sizes are numbers and not traced tensors."""
     state = torch._C._get_tracing_state()
+    if state is None:  # where torch's dispatcher has left tracing behind, its state can't even be set to none
+        yield
+        return
     _record_in(None)
     try:
         yield

@@ -16,6 +16,8 @@ from torch.func import vmap
 from torch_operands import LARGE, Einsum, tensors, whole
 
 from einops_fast import allow_precision, autotune, contract_expression, fast_einsum
+from einops_fast.backends.torch.ceilings import target_of
+from einops_fast.backends.torch.steps import without_onednn
 from einops_fast.runtime import traced, tracing
 from einops_fast.runtime.plan_cache import clear_plans
 from einops_fast.runtime.precision import allowed
@@ -98,6 +100,16 @@ for call in (
 def test_first_call_of_a_process_may_be_compiled() -> None:
     """Of words, and of lists of labels."""
     run_python("-c", FIRST_CALLS)
+
+
+@pytest.mark.usefixtures("everywhere")
+def test_probes_of_a_first_call_inside_of_the_dispatcher() -> None:
+    """Where torch compares an operator's results with its operands, tracing is switched off, and stays so."""
+    for cached in (target_of, without_onednn):
+        cached.cache_clear()
+    clear_plans()
+    operands = [each.requires_grad_() for each in tensors("bihd,bjhd,bjhd")]
+    torch.testing.assert_close(whole(attention(fast_einsum))(*operands), attention(torch.einsum)(*operands))
 
 
 def test_symbolic_trace_fits_other_sizes() -> None:
