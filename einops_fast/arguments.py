@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
+from einops_fast.annotations import Casting
 from einops_fast.backends import Backend, awake_types, backend_for_type, get_backend
 from einops_fast.errors import OperandError, SubscriptsError
 from einops_fast.foreign import is_foreign, takes_numpy_functions, takes_torch_functions
@@ -25,7 +26,7 @@ __all__ = [
 ]
 
 _ORDERS = ("C", "F", "A", "K")
-_CASTINGS = ("no", "equiv", "safe", "same_kind", "unsafe")
+_CASTINGS: tuple[str, ...] = get_args(Casting)
 
 
 class Call(NamedTuple):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from typing import Any
+from typing import Any, overload
 
+from einops_fast.annotations import ArrayT, Autotune, Casting, Nested, Order, Precision
 from einops_fast.arguments import (
     Call,
     hashable,
@@ -33,15 +34,32 @@ from einops_fast.runtime.tuning import is_reproducible
 __all__ = ["fast_einsum", "plan_arguments", "plan_call", "result_at_once"]
 
 
+@overload
+def fast_einsum(
+    equation: str, first: ArrayT, /, *others: ArrayT | Nested, out: ArrayT | None = None, dtype: Any = None,
+    order: Order = "K", casting: Casting = "safe", optimize: Any = "auto", autotune: Autotune | None = None,
+    precision: Precision | None = None, **sizes: int,
+) -> ArrayT: ...  # fmt: skip
+@overload
+def fast_einsum(
+    first: ArrayT, labels: Sequence[Any], /, *others: Any, out: ArrayT | None = None, dtype: Any = None,
+    order: Order = "K", casting: Casting = "safe", optimize: Any = "auto", autotune: Autotune | None = None,
+    precision: Precision | None = None, **sizes: int,
+) -> ArrayT: ...  # fmt: skip
+@overload
+def fast_einsum(
+    first: Nested, /, *others: Any, out: Any = None, dtype: Any = None, order: Order = "K", casting: Casting = "safe",
+    optimize: Any = "auto", autotune: Autotune | None = None, precision: Precision | None = None, **sizes: int,
+) -> Any: ...  # fmt: skip
 def fast_einsum(
     *operands: Any,
     out: Any = None,
     dtype: Any = None,
-    order: str = "K",
-    casting: str = "safe",
+    order: Order = "K",
+    casting: Casting = "safe",
     optimize: Any = "auto",
-    autotune: str | None = None,
-    precision: str | None = None,
+    autotune: Autotune | None = None,
+    precision: Precision | None = None,
     **sizes: int,
 ) -> Any:
     """Einstein summation on arrays of any supported framework; the result is an array of the same framework.

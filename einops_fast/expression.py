@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Hashable, Sequence
 from operator import index
 from typing import Any, NoReturn
 
+from einops_fast.annotations import ArrayT, Casting, Nested, Order
 from einops_fast.arguments import (
     Call,
     is_dispatched,
@@ -44,8 +45,8 @@ def contract_expression(
     *operands: Any,
     constants: Collection[int] | None = None,
     dtype: Any = None,
-    order: str = "K",
-    casting: str = "safe",
+    order: Order = "K",
+    casting: Casting = "safe",
     optimize: Any = "auto",
 ) -> ContractExpression:
     """An einsum to be called many times: :func:`einops_fast.fast_einsum` of shapes instead of arrays.
@@ -85,7 +86,7 @@ def contract_expression(
     for at in positions:
         if not 0 <= at < len(given):
             raise OperandError(f"constants={constants!r}: there are operands 0 to {len(given) - 1}")
-    order = read_options(order, casting)
+    letter = read_options(order, casting)
     values = list(given)
     if positions:
         held = [given[at] for at in positions]
@@ -95,7 +96,9 @@ def contract_expression(
     shapes = tuple([_shape(value, at) for at, value in enumerate(values)])
     subscripts = call.subscripts(tuple(map(len, shapes)))
     bind_sizes(subscripts, shapes)
-    return ContractExpression(subscripts, shapes, {at: values[at] for at in positions}, dtype, order, casting, optimize)
+    return ContractExpression(
+        subscripts, shapes, {at: values[at] for at in positions}, dtype, letter, casting, optimize
+    )
 
 
 class ContractExpression:
@@ -135,7 +138,7 @@ class ContractExpression:
         self._runs: dict[Hashable, tuple[Likeness, Callable[..., Any]]] = {}
         self._last = _NO_CALL
 
-    def __call__(self, *arrays: Any, out: Any = None) -> Any:
+    def __call__(self, *arrays: ArrayT | Nested, out: ArrayT | None = None) -> ArrayT:
         """Evaluate the expression.
 
         Args:

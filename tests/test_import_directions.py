@@ -14,6 +14,7 @@ ROOT = Path(einops_fast.__file__).parents[1]
 ROOMS = {
     "einops_fast": "face",
     "einops_fast._version": "words",
+    "einops_fast.annotations": "words",
     "einops_fast.dtypes": "words",
     "einops_fast.errors": "words",
     "einops_fast.record": "words",

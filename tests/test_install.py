@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import venv
+import zipfile
 from pathlib import Path
 
 import numpy
@@ -35,7 +36,7 @@ class Installed:
     def __init__(self, tmp):
         self.cwd = tmp
         # A build leaves files behind in the tree it builds from.
-        source = tmp / "source"
+        self.source = source = tmp / "source"
         litter = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__")
         shutil.copytree(ROOT, source, symlinks=True, ignore=litter)
         # Makes the sdist, unpacks it and makes the wheel from that.
@@ -78,6 +79,17 @@ def test_has_every_module_of_the_checkout(installed):
     pages = {path.name for path in (ROOT / "einops_fast" / "profiles" / "reporting" / "page").iterdir()}
     assert {path.name for path in (package / "profiles" / "reporting" / "page").iterdir()} == pages != set()
     assert not any(path.is_symlink() for path in package.rglob("*"))
+
+
+def test_editable_install_is_a_path(installed):
+    """Type checkers follow paths, and no hooks of imports."""
+    script = "from setuptools.build_meta import build_editable; build_editable('.')"
+    run(sys.executable, "-c", script, cwd=installed.source)
+    (wheel,) = installed.source.glob("einops_fast*.whl")
+    with zipfile.ZipFile(wheel) as files:
+        (path,) = [name for name in files.namelist() if "dist-info" not in name]
+        assert path.endswith(".pth")
+        assert files.read(path).decode().strip() == str(installed.source)
 
 
 def test_works_with_its_two_requirements_alone(installed):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
+from einops_fast.annotations import Alignment, ArrayT, Causal, Layout
 from einops_fast.attention import registry, torch_state
 from einops_fast.attention.arguments import read_call
 from einops_fast.attention.choice import choose, is_refusal, refusals, remember_refusal, warn_of_refusals
@@ -26,16 +27,31 @@ from einops_fast.runtime.plan_cache import emptied_with_plans, has_room, keep, r
 from einops_fast.runtime.tracing import is_tracing
 from einops_fast.runtime.tuning import current_mode, unchecked_mode
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from einops_fast.annotations import AttentionOptions
+
 __all__ = ["attend", "attend_traced", "attention", "known", "own_call", "plan_of"]
 
 _SIDES = frozenset({int, type(None)})
 """What windows, and their sides, are in calls that are kept by their words: what is in an array may change."""
 
 
+@overload
+def attention(
+    *operands: str | ArrayT, return_lse: Literal[False] = False, **options: Unpack[AttentionOptions]
+) -> ArrayT: ...
+@overload
+def attention(
+    *operands: str | ArrayT, return_lse: Literal[True], **options: Unpack[AttentionOptions]
+) -> tuple[ArrayT, ArrayT]: ...
+@overload
+def attention(*operands: str | ArrayT, return_lse: bool, **options: Unpack[AttentionOptions]) -> Any: ...
 def attention(
     *operands: Any,
-    layout: str | None = None,
-    causal: bool | str = False,
+    layout: Layout | None = None,
+    causal: Causal = False,
     window: int | tuple[int | None, int | None] | None = None,
     mask: Any = None,
     bias: Any = None,
@@ -51,7 +67,7 @@ def attention(
     max_seqlen_kv: int | None = None,
     cache_seqlens: Any = None,
     block_table: Any = None,
-    alignment: str | None = None,
+    alignment: Alignment | None = None,
     return_lse: bool = False,
     deterministic: bool = False,
     sequence: tuple[str, str] | None = None,

@@ -6,6 +6,7 @@ from collections.abc import Hashable
 from math import lcm
 from typing import Any
 
+from einops_fast.annotations import ArrayT
 from einops_fast.attention import registry, torch_state
 from einops_fast.attention.arguments import read_call
 from einops_fast.attention.attend import attend, known
@@ -25,15 +26,15 @@ _GROUPED = "... h i d, ... g j d, ... g j e -> ... h i e"
 
 
 def scaled_dot_product_attention(
-    query: Any,
-    key: Any,
-    value: Any,
+    query: ArrayT,
+    key: ArrayT,
+    value: ArrayT,
     attn_mask: Any = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
-) -> Any:
+) -> ArrayT:
     """Do what ``torch.nn.functional.scaled_dot_product_attention`` does, on arrays of any framework.
 
     Args:

@@ -6,11 +6,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from einops_fast.annotations import Alignment
 from einops_fast.attention.arrays import Arrays, arrays_of
 from einops_fast.attention.axes import Axes, View, bind_axes
 from einops_fast.attention.options import Options, Request, plain_options
 from einops_fast.attention.pattern import Pattern, checked_sequence, letters_of, read_pattern
-from einops_fast.attention.spec import Alignment, AttentionInputs, AttentionSpec
+from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.backends import get_backend
 from einops_fast.dtypes import FLOATS, dtype_name
 from einops_fast.errors import EinsumError, OperandError, ShapeError

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from functools import cached_property
 from math import prod
-from typing import Any, Literal
+from typing import Any
 
-__all__ = ["Alignment", "AttentionInputs", "AttentionSpec"]
+from einops_fast.annotations import Alignment
 
-Alignment = Literal["top_left", "bottom_right"]
+__all__ = ["AttentionInputs", "AttentionSpec"]
 
 
 @dataclass(frozen=True)

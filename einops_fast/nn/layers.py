@@ -239,8 +239,9 @@ class CrossEntropyLoss(nn.CrossEntropyLoss):
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """The loss of (classes,), (rows, classes) or (rows, classes, ...)."""
+        reduction: Any = self.reduction
         found: Tensor = ops.cross_entropy(
-            input, target, self.weight, self.ignore_index, self.reduction, self.label_smoothing, z_loss=self.z_loss,
+            input, target, self.weight, self.ignore_index, reduction, self.label_smoothing, z_loss=self.z_loss,
             dim=min(input.dim() - 1, 1),
         )  # fmt: skip
         return found

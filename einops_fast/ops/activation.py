@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
+from einops_fast.annotations import ArrayT
 from einops_fast.dtypes import dtype_name
 from einops_fast.errors import OperandError, ShapeError
 from einops_fast.ops.checks import ACTIVATIONS, check_activation, check_sizes, check_values
@@ -15,8 +16,8 @@ __all__ = ["ACTIVATIONS", "bias_gelu", "check_layer", "dropout_bias_activation",
 
 
 def dropout_bias_activation(
-    input: Any, bias: Any = None, activation: str = "none", p: float = 0.0, *, training: bool = True
-) -> Any:
+    input: ArrayT, bias: Any = None, activation: str = "none", p: float = 0.0, *, training: bool = True
+) -> ArrayT:
     """``dropout(activation(input + bias))``, for tensors of torch; on a GPU one kernel each way.
 
     Args:
@@ -43,7 +44,7 @@ def dropout_bias_activation(
     return computed(_read_bias_activation, (input, bias), "dropout_bias_activation", activation, p, training)
 
 
-def bias_gelu(input: Any, bias: Any = None, *, approximate: str = "none") -> Any:
+def bias_gelu(input: ArrayT, bias: Any = None, *, approximate: Literal["none", "tanh"] = "none") -> ArrayT:
     """``gelu(input + bias)``, exact or, with ``approximate='tanh'``, approximated, as torch calls it.
 
     Args:
@@ -66,7 +67,7 @@ def bias_gelu(input: Any, bias: Any = None, *, approximate: str = "none") -> Any
     return computed(_read_bias_activation, (input, bias), "bias_gelu", activation, 0.0, False)
 
 
-def linear(input: Any, weight: Any, bias: Any = None, *, activation: str = "none") -> Any:
+def linear(input: ArrayT, weight: Any, bias: Any = None, *, activation: str = "none") -> ArrayT:
     """``activation(input @ weight.T + bias)``, for tensors of torch.
 
     On a GPU, bias and activation are in the epilogue of a kernel for the product, or in a kernel behind the library's

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from einops_fast.annotations import ArrayT, Reduction
 from einops_fast.attention.options import count
 from einops_fast.dtypes import dtype_name
 from einops_fast.errors import EinsumError, OperandError
@@ -18,18 +19,18 @@ __all__ = ["check_options", "cross_entropy", "linear_cross_entropy"]
 
 
 def cross_entropy(
-    input: Any,
+    input: ArrayT,
     target: Any,
     weight: Any = None,
     ignore_index: int = -100,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     label_smoothing: float = 0.0,
     *,
     z_loss: float = 0.0,
     dim: int | str | None = None,
     pattern: str | None = None,
     inplace_backward: bool = False,
-) -> Any:
+) -> ArrayT:
     """``-log(softmax(input)[target])``, as torch's function has it, with the classes along any axis.
 
     With ``lse = log(sum(exp(x)))``, weights ``w``, smoothing ``s`` and ``C`` classes, a row's loss is
@@ -104,18 +105,18 @@ def _read(
 
 
 def linear_cross_entropy(
-    input: Any,
+    input: ArrayT,
     linear_weight: Any,
     target: Any,
     bias: Any = None,
     weight: Any = None,
     ignore_index: int = -100,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     label_smoothing: float = 0.0,
     *,
     z_loss: float = 0.0,
     chunk: int | None = None,
-) -> Any:
+) -> ArrayT:
     """``cross_entropy(linear(input, linear_weight, bias), target)`` without all of the logits, for tensors of torch.
 
     Some rows at a time are multiplied, and their logits forgotten. Where a gradient is needed and the loss is one

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from einops_fast.annotations import ArrayT
 from einops_fast.attention.options import count
 from einops_fast.errors import EinsumError, ShapeError
 from einops_fast.ops.axes import axis_of
@@ -15,7 +16,7 @@ __all__ = ["dropout_add_layer_norm", "last_sizes", "layer_norm", "rms_norm"]
 
 
 def layer_norm(
-    input: Any,
+    input: ArrayT,
     normalized_shape: int | Sequence[int] | None = None,
     weight: Any = None,
     bias: Any = None,
@@ -23,7 +24,7 @@ def layer_norm(
     *,
     dim: int | str | None = None,
     pattern: str | None = None,
-) -> Any:
+) -> ArrayT:
     """``(x - mean(x)) / sqrt(var(x) + eps) * weight + bias`` along one axis, or along the last axes.
 
     After Ba, Kiros and Hinton (2016), https://arxiv.org/abs/1607.06450. On a GPU one kernel reads ``input`` with
@@ -58,7 +59,7 @@ def layer_norm(
 
 
 def rms_norm(
-    input: Any,
+    input: ArrayT,
     normalized_shape: int | Sequence[int] | None = None,
     weight: Any = None,
     eps: float | None = None,
@@ -66,7 +67,7 @@ def rms_norm(
     bias: Any = None,
     dim: int | str | None = None,
     pattern: str | None = None,
-) -> Any:
+) -> ArrayT:
     """``x / sqrt(mean(x * x) + eps) * weight + bias``: :func:`layer_norm` without the mean, with the same arguments.
 
     After Zhang and Sennrich (2019), https://arxiv.org/abs/1910.07467.
@@ -85,7 +86,7 @@ def rms_norm(
 
 
 def dropout_add_layer_norm(
-    input: Any,
+    input: ArrayT,
     residual: Any = None,
     weight: Any = None,
     bias: Any = None,
@@ -96,7 +97,7 @@ def dropout_add_layer_norm(
     rms: bool = False,
     dim: int | str | None = None,
     pattern: str | None = None,
-) -> tuple[Any, Any]:
+) -> tuple[ArrayT, ArrayT]:
     """``h = dropout(input) + residual``, normalised: the pair ``(layer_norm(h), h)``, for tensors of torch.
 
     On a GPU it is one kernel forward and one backward. What was dropped isn't kept: it is drawn again by Philox (Salmon
@@ -125,7 +126,7 @@ def dropout_add_layer_norm(
         [1.0, 2.0, 3.0, 4.0]
     """
     arrays = input, residual, weight, bias
-    found: tuple[Any, Any] = computed(_read_dropout_add_norm, arrays, p, eps, training, rms, dim, pattern)
+    found: tuple[ArrayT, ArrayT] = computed(_read_dropout_add_norm, arrays, p, eps, training, rms, dim, pattern)
     return found
 
 

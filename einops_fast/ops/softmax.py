@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from einops_fast.annotations import ArrayT, Causal
 from einops_fast.dtypes import FLOATS, dtype_name
 from einops_fast.errors import EinsumError, OperandError, ShapeError
 from einops_fast.ops.axes import axis_of, length
@@ -18,15 +19,15 @@ __all__ = ["check_dtype", "check_options", "log_softmax", "softmax"]
 
 
 def softmax(
-    input: Any,
+    input: ArrayT,
     dim: int | str | None = None,
     *,
     pattern: str | None = None,
     mask: Any = None,
-    causal: bool | str = False,
+    causal: Causal = False,
     temperature: float = 1.0,
     dtype: Any = None,
-) -> Any:
+) -> ArrayT:
     """``exp(s) / sum(exp(s))`` along one axis, of ``s = input / temperature + mask``.
 
     On a GPU one kernel reads ``input`` with whatever strides it has, and the mask as it is broadcast. Sums are kept in
@@ -67,15 +68,15 @@ def softmax(
 
 
 def log_softmax(
-    input: Any,
+    input: ArrayT,
     dim: int | str | None = None,
     *,
     pattern: str | None = None,
     mask: Any = None,
-    causal: bool | str = False,
+    causal: Causal = False,
     temperature: float = 1.0,
     dtype: Any = None,
-) -> Any:
+) -> ArrayT:
     """The logarithm of :func:`softmax`, ``s - log(sum(exp(s)))``, with the same arguments and errors.
 
     What a mask hides is ``-inf``, without gradients.

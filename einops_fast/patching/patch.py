@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from einops_fast.annotations import Framework
 from einops_fast.backends import get_backend
 from einops_fast.errors import OperandError
 from einops_fast.runtime.blocks import Setting
@@ -39,13 +40,13 @@ FUNCTIONS = {
 """What can be patched, by the name that :func:`patch` takes."""
 
 _lock = threading.Lock()
-_switched_on: set[str] = set()  # by patch()
+_switched_on: set[Any] = set()  # by patch()
 _blocks: Counter[str] = Counter()  # of patched()
 _replacements: dict[tuple[str, Callable[..., Any]], AnyReplacement] = {}
 _replaced: dict[str, AnyReplacement] = {}
 
 
-def patch(*frameworks: str) -> None:
+def patch(*frameworks: Framework) -> None:
     """Have the einsum of these frameworks run ours, until :func:`unpatch`. A second time changes nothing.
 
     The function object stays what it is: names that were bound before by ``from numpy import einsum`` run ours too,
@@ -81,7 +82,7 @@ def patch(*frameworks: str) -> None:
         _settle(names)
 
 
-def unpatch(*frameworks: str) -> None:
+def unpatch(*frameworks: Framework) -> None:
     """Undo :func:`patch`. Where a :func:`patched` block is open, the native code is back when it is left.
 
     Args:
@@ -101,7 +102,7 @@ def unpatch(*frameworks: str) -> None:
         _settle(names)
 
 
-def patched(*frameworks: str) -> Setting:
+def patched(*frameworks: Framework) -> Setting:
     """:func:`patch` for a ``with`` block, or for the calls of a function that is decorated with it.
 
     A call alone is a block that is never left: :func:`unpatch` doesn't end it.

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from contextvars import ContextVar
+from typing import get_args
 
+from einops_fast.annotations import Precision
 from einops_fast.errors import EinsumError
 from einops_fast.runtime.blocks import Setting, holding, traced_value
 
 __all__ = ["PRECISIONS", "allow_precision", "allowed", "check_precision", "settled", "traced_precision"]
 
-PRECISIONS = ("tf32", "tf32x3")
+PRECISIONS: tuple[str, ...] = get_args(Precision)
 """What :func:`allow_precision` takes."""
 
 _allowed: ContextVar[str | None] = ContextVar("einops_fast_precision", default=None)
@@ -18,7 +20,7 @@ _allowed: ContextVar[str | None] = ContextVar("einops_fast_precision", default=N
 allowed = _allowed.get
 
 
-def allow_precision(precision: str) -> Setting:
+def allow_precision(precision: Precision) -> Setting:
     """Let tensor cores multiply float32 numbers, whatever the framework's setting is.
 
     It allows, and doesn't oblige: what is as exact and faster may still run, and a framework that is set to TF32 itself

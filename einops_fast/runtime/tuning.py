@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
+from einops_fast.annotations import Autotune
 from einops_fast.errors import EinsumError
 from einops_fast.runtime.blocks import Setting, holding, traced_value
 
@@ -15,7 +16,7 @@ __all__ = [
     "unchecked_mode",
 ]  # fmt: skip
 
-MODES = ("auto", "wait", "never", "always", "reproducible")
+MODES: tuple[str, ...] = get_args(Autotune)
 """What :func:`autotune` takes."""
 
 ANY_SIZE = "any size"
@@ -32,7 +33,7 @@ _mode: ContextVar[str] = ContextVar("einops_fast_autotune", default=os.environ.g
 unchecked_mode = _mode.get
 
 
-def autotune(mode: str) -> Setting:
+def autotune(mode: Autotune) -> Setting:
     """Set how choices are made.
 
     A call alone holds from then on; ``with autotune(...):`` holds in the block, and a function (no ``async`` one) that

@@ -79,7 +79,8 @@ def launches_of(call: Called, gpu: AbsentGpu) -> Iterator[Sequence[Rehearsed]]:
             yield _of_attention(call)
         else:
             arrays = [None if each is None else numbers_like(each, "meta") for each in call.arrays]
-            for mode in ("auto", ANY_SIZE):
+            modes: tuple[Any, ...] = ("auto", ANY_SIZE)
+            for mode in modes:
                 with autotune(mode), rehearsing() as launches:
                     differentiate(run_of(call, arrays)(*arrays), arrays)
                 yield launches
@@ -122,7 +123,7 @@ def _of_contraction(call: Called, gpu: AbsentGpu) -> Iterator[Sequence[Rehearsed
                     yield launches
 
 
-def _emitted(step: Fused, precision: str) -> Any:
+def _emitted(step: Fused, precision: Any) -> Any:
     """Return what runs a step, a choice unless it is small."""
     if precision == "ieee":
         return get_backend("torch").emit(step)

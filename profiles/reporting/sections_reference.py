@@ -163,7 +163,9 @@ def _argument(node: ast.arg, default: ast.expr | None) -> str:
 def _tree(module: str) -> tuple[ast.stmt, ...]:
     path = ROOT.joinpath(*module.split("."))
     source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    return tuple(ast.parse(source.read_text("utf-8")).body)
+    body = ast.parse(source.read_text("utf-8")).body
+    # Overloads are for type checkers; the definition behind them has the docstring.
+    return tuple([each for each in body if "overload" not in map(ast.unparse, getattr(each, "decorator_list", ()))])
 
 
 def _definition(module: str, name: str) -> tuple[ast.stmt, str]:

@@ -124,12 +124,13 @@ def _gradient(plan: Plan, of: int, output: str) -> Run:
     labels, shape = subscripts.inputs[of], plan.operands[of].shape
     equation, kept = gradient_equation(subscripts, plan.sizes, [each.shape for each in plan.operands], of)
     # Backward runs in threads of autograd's own, where a block around the forward call doesn't count.
-    mode, precision = (current_mode(), allowed()) if plan.target.kernels else (None, None)
+    setting: dict[str, Any] = {"autotune": current_mode(), "precision": allowed()} if plan.target.kernels else {}
     # Whatever made the operand reads its gradient next, and copies one that lies otherwise. Kernels write it like that.
-    order = "C" if plan.target.kernels and plan.operands[of].contiguous else "K"
-    einsum: Run = partial(fast_einsum, equation, order=order, autotune=mode, precision=precision)
+    setting["order"] = "C" if plan.target.kernels and plan.operands[of].contiguous else "K"
+    einsum: Run = partial(fast_einsum, equation, **setting)
     if plan.numerics.compute.startswith("complex"):
-        einsum = lambda grad, other: fast_einsum(equation, grad, other.conj(), order=order, autotune=mode)  # noqa: E731
+        setting.pop("precision", None)
+        einsum = lambda grad, other: fast_einsum(equation, grad, other.conj(), **setting)  # noqa: E731
     if kept == labels:
         return einsum
     return lambda grad, other: spread(einsum(grad, other), labels, kept, shape)

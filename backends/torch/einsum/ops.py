@@ -47,9 +47,7 @@ def _compute(operands: Sequence[Any], equation: str, optimize: str, autotune: st
     return _contract(operands, equation, optimize, autotune, precision)
 
 
-def _contract(
-    operands: Sequence[Any], equation: str, optimize: str, autotune: str | None, precision: str | None
-) -> Any:
+def _contract(operands: Sequence[Any], equation: str, optimize: str, autotune: Any, precision: Any) -> Any:
     if torch.compiler.is_compiling():
         # Constants are folded while the compiler is at work, when fast_einsum would call the operator.
         result = _by_torch(equation, operands).contiguous()
@@ -119,9 +117,7 @@ def _batch(
 
 
 @torch.library.impl(_NAME, "Batched")
-def _batch_of_gradients(
-    operands: Sequence[Any], equation: str, optimize: str, autotune: str | None, precision: str | None
-) -> Any:
+def _batch_of_gradients(operands: Sequence[Any], equation: str, optimize: str, autotune: Any, precision: Any) -> Any:
     """Of tensors as ``is_grads_batched`` makes them, which torch follows from call to call, but not into its einsum."""
     return fast_einsum(equation, *operands, optimize=_evaluated(optimize), autotune=autotune, precision=precision)
 

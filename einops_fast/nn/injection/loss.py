@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -42,7 +42,7 @@ def causal_lm_loss(
         return found
     if shift_labels is None:
         shift_labels = nn.functional.pad(labels, (0, 1), value=ignore_index)[..., 1:]
-    reduction = "mean" if num_items_in_batch is None else "sum"
+    reduction: Literal["mean", "sum"] = "mean" if num_items_in_batch is None else "sum"
     # Autocast asks for a result in float32.
     half = logits.dtype in (torch.float16, torch.bfloat16)
     with torch.autocast(logits.device.type, dtype=logits.dtype if half else None, enabled=half):
