@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import sys
 import warnings
 from functools import lru_cache
+from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from typing import Any
 from einops_fast.backends.memory import Memory
 from einops_fast.runtime import choosing
 
-__all__ = ["OLDEST", "circumstances", "installed_version", "interpreted", "why_unusable"]
+__all__ = ["OLDEST", "circumstances", "installed_version", "interpreted", "load_library", "why_unusable"]
 
 OLDEST = (3, 6)
 """The oldest version of Triton that the kernels are written for."""
@@ -30,15 +32,33 @@ def installed_version() -> str | None:
     module = sys.modules.get("triton")
     if module is not None:
         return str(getattr(module, "__version__", "unknown"))
-    try:
-        spec = find_spec("triton")
-    except (ImportError, ValueError):
-        return None
+    spec = _package()
     if spec is None:
         return None
     source = Path(spec.origin) if spec.origin else None
     written = _WRITTEN.search(source.read_text("utf-8")) if source is not None and source.is_file() else None
     return written[1] if written else "unknown"
+
+
+def _package() -> ModuleSpec | None:
+    try:
+        return find_spec("triton")
+    except (ImportError, ValueError):
+        return None
+
+
+def load_library() -> None:
+    """Have the linker load Triton's library, if it is there, while other threads go on.
+
+    ``import triton`` then finds it loaded: to load 450 MB of it keeps the interpreter's lock for up to 0.4 seconds.
+    """
+    spec = None if "triton" in sys.modules else _package()
+    for folder in (spec and spec.submodule_search_locations) or ():
+        library = Path(folder, "_C/libtriton.so")  # elsewhere in another version, nothing is loaded here
+        if library.is_file():
+            linker = ctypes.CDLL(None).dlopen  # a function of ctypes', which gives up the lock while it runs
+            linker.argtypes, linker.restype = (ctypes.c_char_p, ctypes.c_int), ctypes.c_void_p
+            linker(os.fsencode(library), sys.getdlopenflags())
 
 
 def interpreted() -> bool:
