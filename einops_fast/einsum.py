@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, overload
 
 from einops_fast.annotations import ArrayT, Autotune, Casting, Nested, Order, Precision
@@ -31,7 +32,7 @@ from einops_fast.runtime.precision import allow_precision, allowed
 from einops_fast.runtime.traced import call_traced
 from einops_fast.runtime.tuning import is_reproducible
 
-__all__ = ["fast_einsum", "plan_arguments", "plan_call", "result_at_once"]
+__all__ = ["fast_einsum", "plan_arguments", "plan_call", "result_at_once", "with_settings"]
 
 
 @overload
@@ -168,6 +169,17 @@ def fast_einsum(
             else:
                 return run(*arrays)
     return _call(operands, out, dtype, order, casting, optimize)
+
+
+@contextmanager
+def with_settings(autotune: Any, precision: Any) -> Iterator[None]:
+    """Set what is given, as the arguments of :func:`fast_einsum` do for a call."""
+    with ExitStack() as stack:
+        if autotune is not None:
+            stack.enter_context(tuning.autotune(autotune))
+        if precision is not None:
+            stack.enter_context(allow_precision(precision))
+        yield
 
 
 def _call(operands: Sequence[Any], out: Any, dtype: Any, order: str, casting: str, optimize: Any) -> Any:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from einops_fast.annotations import Autotune, Casting, Precision
 from einops_fast.backends import get_backend
-from einops_fast.einsum import plan_arguments
+from einops_fast.einsum import plan_arguments, with_settings
 from einops_fast.errors import OperandError, ShapeError
 from einops_fast.planning.plan import Plan
 
@@ -17,13 +18,19 @@ __all__ = ["explain", "explain_shapes"]
 
 
 def explain(
-    *operands: Any, dtype: Any = None, casting: str = "safe", optimize: Any = "auto", **sizes: int
+    *operands: Any,
+    dtype: Any = None,
+    casting: Casting = "safe",
+    optimize: Any = "auto",
+    autotune: Autotune | None = None,
+    precision: Precision | None = None,
+    **sizes: int,
 ) -> Explanation:
     """What :func:`fast_einsum` would do with these arguments, without doing it.
 
     Args:
         operands: as for :func:`fast_einsum`, either form.
-        dtype, casting, optimize, sizes: as for :func:`fast_einsum`.
+        dtype, casting, optimize, autotune, precision, sizes: as for :func:`fast_einsum`.
 
     Returns:
         An :class:`Explanation`, which prints as a table.
@@ -38,7 +45,8 @@ def explain(
         >>> e.flops, e.copied_bytes
         (1440, 0)
     """
-    return _explanation_of(plan_arguments(operands, dtype, casting, optimize, sizes))
+    with with_settings(autotune, precision):
+        return _explanation_of(plan_arguments(operands, dtype, casting, optimize, sizes))
 
 
 def explain_shapes(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Hashable, Sequence
 from operator import index
 from typing import Any, NoReturn
 
-from einops_fast.annotations import ArrayT, Casting, Nested, Order
+from einops_fast.annotations import ArrayT, Autotune, Casting, Nested, Order, Precision
 from einops_fast.arguments import (
     Call,
     is_dispatched,
@@ -19,7 +19,7 @@ from einops_fast.arguments import (
 )
 from einops_fast.backends import Backend, get_backend
 from einops_fast.backends.base import Likeness
-from einops_fast.einsum import fast_einsum, plan_call, result_at_once
+from einops_fast.einsum import fast_einsum, plan_call, result_at_once, with_settings
 from einops_fast.errors import OperandError, ShapeError, point_at
 from einops_fast.foreign import dispatch
 from einops_fast.planning.notation import Subscripts, bind_sizes, parse
@@ -27,8 +27,10 @@ from einops_fast.planning.plan import Plan, compile_plan
 from einops_fast.runtime.constants import cheapest_folding
 from einops_fast.runtime.new_shapes import USUAL
 from einops_fast.runtime.plan_cache import keeps_plans
+from einops_fast.runtime.precision import allowed
 from einops_fast.runtime.traced import einsum_traced
 from einops_fast.runtime.tracing import is_tracing
+from einops_fast.runtime.tuning import holds
 
 __all__ = ["ContractExpression", "contract_expression"]
 
@@ -48,6 +50,8 @@ def contract_expression(
     order: Order = "K",
     casting: Casting = "safe",
     optimize: Any = "auto",
+    autotune: Autotune | None = None,
+    precision: Precision | None = None,
 ) -> ContractExpression:
     """An einsum to be called many times: :func:`einops_fast.fast_einsum` of shapes instead of arrays.
 
@@ -58,10 +62,8 @@ def contract_expression(
             copied. What only constants take part in is contracted at the first call and kept, where none of them
             requires gradients: after changing the values of NumPy's, CuPy's or MXNet's, make a new expression. A change
             in place of a tensor is noticed.
-        dtype: as for :func:`einops_fast.fast_einsum`.
-        order: as for :func:`einops_fast.fast_einsum`.
-        casting: as for :func:`einops_fast.fast_einsum`.
-        optimize: as for :func:`einops_fast.fast_einsum`.
+        dtype, order, casting, optimize: as for :func:`einops_fast.fast_einsum`.
+        autotune, precision: the same; they hold for all calls of the expression.
 
     Returns:
         A callable of the other operands.
@@ -87,6 +89,8 @@ def contract_expression(
         if not 0 <= at < len(given):
             raise OperandError(f"constants={constants!r}: there are operands 0 to {len(given) - 1}")
     letter = read_options(order, casting)
+    with with_settings(autotune, precision):  # refuses what there isn't
+        pass
     values = list(given)
     if positions:
         held = [given[at] for at in positions]
@@ -97,7 +101,14 @@ def contract_expression(
     subscripts = call.subscripts(tuple(map(len, shapes)))
     bind_sizes(subscripts, shapes)
     return ContractExpression(
-        subscripts, shapes, {at: values[at] for at in positions}, dtype, letter, casting, optimize
+        subscripts,
+        shapes,
+        {at: values[at] for at in positions},
+        dtype,
+        letter,
+        casting,
+        optimize,
+        (autotune, precision),
     )
 
 
@@ -123,12 +134,14 @@ class ContractExpression:
         order: str,
         casting: str,
         optimize: Any,
+        settings: tuple[Any, Any] = (None, None),
     ) -> None:
         self.equation = subscripts.text
         self.shapes = shapes
         self.constants = tuple(constants)
         self._subscripts, self._letters = subscripts, subscripts.equation
         self._dtype, self._order, self._casting, self._optimize = dtype, order, casting, optimize
+        self._settings = None if settings == (None, None) else settings
         self._held = tuple(constants.values())
         self._takes = len(shapes) - len(constants)
         # Where each operand is when the arrays of a call are put after the constants.
@@ -149,6 +162,11 @@ class ContractExpression:
             OperandError: too many or too few arrays, or they don't belong together.
             ShapeError: an array has another shape than the expression was made for.
         """
+        if self._settings is not None and not is_tracing():
+            mode, precision = self._settings
+            if not ((mode is None or holds(mode)) and (precision is None or precision == allowed())):
+                with with_settings(mode, precision):
+                    return self(*arrays, out=out)
         operands: Sequence[Any] = arrays
         if self._held:
             if len(arrays) != self._takes:
@@ -175,7 +193,7 @@ class ContractExpression:
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle what the expression was made of: plans are made anew where it is loaded."""
         constants = dict(zip(self.constants, self._held, strict=True))
-        options = self._dtype, self._order, self._casting, self._optimize
+        options = self._dtype, self._order, self._casting, self._optimize, self._settings or (None, None)
         return type(self), (self._subscripts, self.shapes, constants, *options)
 
     def forget_plans(self) -> None:
@@ -256,7 +274,7 @@ class ContractExpression:
         """Under a tracer: see :mod:`einops_fast.runtime.traced`. What torch.jit.trace records has other sizes, too."""
         if is_tracing():
             self._check_shapes(operands)
-        result = einsum_traced(self._letters, operands, self._dtype, self._optimize)
+        result = einsum_traced(self._letters, operands, self._dtype, self._optimize, *(self._settings or ()))
         if out is None and self._order == "K":
             return result
         # The compiler can't trace the comparison of dtypes; where they are equal, any rule will do.

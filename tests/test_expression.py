@@ -6,14 +6,25 @@ import multiprocessing
 import pickle
 import threading
 from functools import partial
+from unittest import mock
 
 import numpy as np
 import pytest
 from attention_arrays import arrays_of, numbers
 
-from einops_fast import OperandError, ShapeError, SubscriptsError, contract_expression, fast_einsum
-from einops_fast.einsum import plan_arguments
+from einops_fast import (
+    EinsumError,
+    OperandError,
+    ShapeError,
+    SubscriptsError,
+    contract_expression,
+    explain,
+    fast_einsum,
+)
+from einops_fast.einsum import plan_arguments, plan_call
 from einops_fast.runtime.constants import cheapest_folding
+from einops_fast.runtime.precision import allowed
+from einops_fast.runtime.tuning import current_mode
 
 
 @pytest.fixture(params=["numpy", "torch", "mxnet"])
@@ -446,3 +457,34 @@ def test_folded_constants_under_tracers(torch):
     graph = torch.fx.experimental.proxy_tensor.make_fx(expression)(x)
     torch.testing.assert_close(graph(3 * x), 3 * (x @ v @ w))
     torch.testing.assert_close(expression(x), x @ v @ w)
+
+
+def test_settings_hold_for_calls_alone() -> None:
+    """An expression has modes and precisions of its own, also after it was copied or pickled."""
+    seen = []
+
+    def keep(*arguments, **options):
+        seen.append((current_mode(), allowed()))
+        return plan_call(*arguments, **options)
+
+    expression = contract_expression("ij,jk->ik", (2, 3), (3, 4), autotune="never", precision="tf32")
+    for each in (expression, copy.deepcopy(expression), pickle.loads(pickle.dumps(expression))):
+        with mock.patch("einops_fast.expression.plan_call", keep):
+            for _ in range(2):
+                assert each(np.ones((2, 3)), np.ones((3, 4))).tolist() == [[3.0] * 4] * 2
+        assert (current_mode(), allowed()) == ("auto", None)
+    assert seen == [("never", "tf32")] * len(seen) != []
+
+
+@pytest.mark.parametrize("option", [{"autotune": "fast"}, {"precision": "bf16"}])
+def test_settings_that_there_are_not(option) -> None:
+    for call in (contract_expression, explain):
+        with pytest.raises(EinsumError, match=f"{next(iter(option))} is one of"):
+            call("ij,jk->ik", np.ones((2, 3)), np.ones((3, 4)), **option)
+
+
+def test_compiled_expression_has_its_settings() -> None:
+    torch = pytest.importorskip("torch")
+    expression = contract_expression("ij,jk->ik", (2, 3), (3, 4), autotune="never")
+    compiled = torch.compile(lambda a, b: expression(a, b), backend="eager", fullgraph=True)
+    assert compiled(torch.ones(2, 3), torch.ones(3, 4)).tolist() == [[3.0] * 4] * 2
