@@ -95,8 +95,8 @@ class Operator:
         self._tensors = given.count("Tensor")
         if setup is not None and backward is not None:
             setup = _with_mode(setup)
-            self.recorded = _recorded(name, compute, setup, backward, seen)
-            watched = self._watched(_whole(compute), _recorded(name, self.traced, setup, backward, None))
+            self.recorded = recorded(_function(name, compute, setup, backward, seen))
+            watched = self._watched(_whole(compute), _function(name, self.traced, setup, backward, None))
             _library.impl(name, watched, "Autograd", with_keyset=True)
 
     def __call__(self, *arguments: Any) -> Any:
@@ -116,7 +116,7 @@ class Operator:
             return self.recorded(*tensors, arguments[self._tensors :])
         return (self.unrecorded or self.compute)(*arguments)
 
-    def _watched(self, compute: Callable[..., Any], recorded: Callable[..., Any]) -> Callable[..., Any]:
+    def _watched(self, compute: Callable[..., Any], function: Any) -> Callable[..., Any]:
         """What torch runs for tensors that autograd may watch.
 
         Compiled code calls it where nothing is recorded. That is a single turn through torch's dispatcher, which takes
@@ -125,7 +125,7 @@ class Operator:
 
         def run(keys: Any, *arguments: Any) -> Any:
             if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
-                return recorded(*arguments[: self._tensors], arguments[self._tensors :])
+                return function.apply(*arguments[: self._tensors], arguments[self._tensors :])
             keys &= _BELOW_AUTOGRAD
             with torch._C._AutoDispatchBelowAutograd():
                 if keys.highestPriorityTypeId() in _IN_MEMORY:
@@ -172,7 +172,7 @@ def _backward_in_mode(backward: Callable[..., Any]) -> Callable[..., Any]:
     return backward_in_mode
 
 
-def _recorded(name: str, compute: Any, setup: Any, backward: Any, seen: int | None) -> Callable[..., Any]:
+def _function(name: str, compute: Any, setup: Any, backward: Any, seen: int | None) -> type[torch.autograd.Function]:
     """What autograd sees: as few arguments and results as there can be, each of which takes it time.
 
     Without ``setup_context``, which takes longer.
@@ -186,7 +186,7 @@ def _recorded(name: str, compute: Any, setup: Any, backward: Any, seen: int | No
         return found if seen is None else found[:seen]
 
     functions = {"forward": staticmethod(forward), "backward": staticmethod(_backward_in_mode(backward))}
-    return recorded(type(name, (torch.autograd.Function,), functions))
+    return type(name, (torch.autograd.Function,), functions)
 
 
 def on_gpu(tensor: Any) -> bool:

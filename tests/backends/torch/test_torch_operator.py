@@ -3,14 +3,17 @@
 Tests that could turn out otherwise on a GPU take a ``device``; `pytest -m gpu` runs those on CUDA.
 """
 
+import warnings
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from python_process import run_python
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import gradcheck, gradgradcheck
 from torch.func import vmap
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch_operands import EQUATIONS, tensors, terms_of
 
 from einops_fast import SubscriptsError, allow_precision
@@ -156,3 +159,50 @@ def test_gradients_have_the_precision_of_the_block_around_the_operator(monkeypat
     )
     result.sum().backward()
     assert seen == ["tf32"]
+
+
+class Seen(TorchDispatchMode):
+    """Writes down what torch is asked to do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.called: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.called.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_who_looks_at_the_operators_of_our_kernels(gradients: bool) -> None:
+    """Without gradients they run at once, unless a mode or a transform wants to see them."""
+    from einops_fast.backends.torch.ops.linear_cross_entropy import linear_cross_entropy_in_one
+
+    operator = linear_cross_entropy_in_one.traced
+    x, matrix = (torch.randn(size, 4, dtype=torch.float64, requires_grad=gradients) for size in (8, 10))
+    target = torch.arange(8)
+
+    def loss(x: Any) -> Any:
+        return operator(x, matrix, None, target, None, -100, 0.0, 0.0, "mean", 0, gradients, gradients, False)[0]
+
+    def plain(x: Any) -> Any:
+        return torch.nn.functional.cross_entropy(x @ matrix.T, target)
+
+    torch.testing.assert_close(loss(x), plain(x))
+    assert loss(x).requires_grad == gradients
+    with Seen() as mode:
+        loss(x)
+    assert mode.called[0] == "einops_fast.linear_cross_entropy.default"
+    with FakeTensorMode(allow_non_fake_inputs=True) as fake:
+        assert isinstance(loss(fake.from_tensor(x)), FakeTensor)
+    with torch.inference_mode():
+        torch.testing.assert_close(loss(x), plain(x).detach())
+    if gradients:
+        torch.testing.assert_close(*[torch.autograd.grad(function(x), [x, matrix]) for function in (loss, plain)])
+        with pytest.raises(RuntimeError, match="setup_context"):
+            torch.func.grad(loss)(x)
+    else:
+        rows = torch.stack([x, x + 1])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.testing.assert_close(vmap(loss)(rows), vmap(plain)(rows))
