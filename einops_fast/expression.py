@@ -61,7 +61,7 @@ def contract_expression(
         constants: positions of operands that are given here, as arrays, and not in the calls. They aren't
             copied. What only constants take part in is contracted at the first call and kept, where none of them
             requires gradients: after changing the values of NumPy's, CuPy's or MXNet's, make a new expression. A change
-            in place of a tensor is noticed.
+            of a tensor is noticed, but for one through its ``data`` or through NumPy, which torch isn't told of.
         dtype, order, casting, optimize: as for :func:`einops_fast.fast_einsum`.
         autotune, precision: the same; they hold for all calls of the expression.
 

@@ -435,6 +435,25 @@ def test_a_change_in_place_of_a_constant_tensor_is_noticed(torch):
     torch.testing.assert_close(expression(x), x @ v @ w)
 
 
+def test_another_storage_of_a_constant_tensor_is_noticed(torch):
+    """As modules have when they are moved, converted and back, or when their parameters are set all at once."""
+    x, *given = map(torch.from_numpy, _random((2, 6), (6, 6), (6, 6)))
+    layers = torch.nn.ParameterList(given).requires_grad_(False)
+    expression = contract_expression("ij,jk,kl->il", x.shape, *layers, constants=[1, 2])
+
+    def right():
+        torch.testing.assert_close(expression(x), x @ layers[0] @ layers[1])
+
+    right()
+    torch.nn.utils.vector_to_parameters(torch.arange(72.0), layers)
+    right()
+    for number in range(3):
+        layers[0].copy_(torch.rand(6, 6) + number)
+        right()
+        layers.bfloat16().float()
+        right()
+
+
 def test_constants_with_gradients_keep_them(torch):
     x, v, w = map(torch.from_numpy, _random((2, 6), (6, 6), (6, 6)))
     expression = contract_expression("ij,jk,kl->il", x.shape, v, w, constants=[1, 2])

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch.autograd import forward_ad
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from einops_fast.attention import torch_state
 from einops_fast.backends.base import Likeness, Run, one_device
@@ -62,6 +63,8 @@ _fp32_setting: Callable[[], Any] = (
     if _matmul_precision is None
     else partial(_matmul_precision, "cuda", "matmul")
 )
+# While there is one, no other storage is where its own was.
+_storage: Callable[[Any], Any] = StorageWeakRef
 _AUTOCAST = "autocast chooses the dtype"
 _BY_PAIRS = "autocast chooses the dtype of each pair"
 _TWO_DTYPES = "operands of two dtypes"
@@ -256,7 +259,8 @@ class TorchBackend(TorchSteps):
         return plain and not (is_traced() or torch.is_inference_mode_enabled())
 
     def versions(self, arrays: Sequence[Any]) -> Hashable:
-        return tuple([each._version for each in arrays])
+        # Modules are moved and converted by other storages in the same tensors, whose versions stay.
+        return tuple([(each._version, _storage(each.untyped_storage())) for each in arrays])
 
     def room(self, operands: Sequence[Any]) -> int | None:
         device, item = operands[0].device, int(operands[0].element_size())

@@ -169,7 +169,8 @@ class Reader:
                 self.inner += self.softmax.inner
                 return self.softmax, dims
             if name == "dropout":
-                p, training = constant_of(argument(node, 1, "p", 0.5)), argument(node, 2, "training", True)
+                p = constant_of(argument(node, 1, "p", 0.5))
+                training = argument(node, 2, "training", argument(node, 2, "train", True))  # as torch.dropout has it
                 if p is None or training not in (True, False) or (p and self.dropout_p):
                     raise Miss("random numbers", node)
                 self.dropout_p = p if training else self.dropout_p
@@ -304,7 +305,7 @@ class Reader:
         """Note that some scores are ``fill`` in place of their own numbers."""
         own = broadcast(dims, mask) if isinstance(mask, Node) else None
         fill = rounded(fill, dtype_of(node))
-        if fill > LARGE or self.softcap:
+        if not fill <= LARGE or self.softcap:  # nor NaN
             raise Miss("unsupported option", node)
         if own is None or not isinstance(scores, Node) or broadcast(dims, scores) != dims:
             raise Miss("broadcast", node)

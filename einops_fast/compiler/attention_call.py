@@ -58,6 +58,8 @@ class Attention(Match):
     logs: list[tuple[Node, Dims, bool]] = field(default_factory=list)
     inner: list[Node] = field(default_factory=list)
     band: Band | None = None  # keys that are shown without a mask
+    rows: tuple[Label, ...] = ()  # the labels of the queries, where they are known
+    keeps_result = True
 
     @property
     def outputs(self) -> list[Node]:
@@ -136,7 +138,7 @@ class Attention(Match):
         if len(own) > 2:
             raise Miss("unsupported option", self.node)
         beside = [*self.biases, *[mask.read for mask in self.masks]]
-        in_masks = {label for read in beside for dim in read.dims for label in dim}
+        in_masks = {label for read in beside for dim in read.dims for label in dim} | {*self.rows}
         own.sort(key=lambda label: (label in in_masks, number(label.size) if label.size.is_Integer else 1 << 30))
         return own[-1] if own else None
 

@@ -62,7 +62,7 @@ def match_library_attention(node: Node) -> Attention | None:
     band = Band(None, 0, "top_left") if causal else None
     return Attention(
         target, result, q_read, k_read, v_read, (keys,), (features,), factor, 0.0, dropout_p or 0.0, biases, masks,
-        "zeros", inner=reader.inner, band=band,
+        "zeros", inner=reader.inner, band=band, rows=rows,
     )  # fmt: skip
 
 

@@ -105,11 +105,18 @@ def match_loss(node: Node) -> Loss | None:
         raise Miss("unsupported option", node)
     if len({dtype_of(each) for each in (x[0], matrix[0], logits, bias) if each is not None}) != 1:
         raise Miss("dtype", logits)
+    if any(map(_transforms, node.graph.nodes)):  # our operator has no functional derivatives
+        raise Miss("unsupported option", node)
     if _bytes_of(logits) < _MANY:
         raise Miss("not worth it", node)
     inner = [*inner, logits, *product.inner]
     weight = weight if isinstance(weight, Node) else None
     return Loss(node, Read(*x), Read(*matrix), bias, target, weight, options, classes[0], index, inner)
+
+
+def _transforms(node: Node) -> bool:
+    """Return whether a functional transform of torch begins at a node."""
+    return name_of(node).endswith("increment_nesting")
 
 
 def _options(node: Node) -> _Options | None:

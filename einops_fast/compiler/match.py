@@ -45,6 +45,7 @@ class Match(ABC):
     node: Node  # its last node
     inner: Sequence[Node] = ()  # nodes between operands and outputs; they may have no other use
     reads: Sequence[Read] = ()  # the tensors that are read
+    keeps_result = False  # whether gradients are made from what it gives, too
 
     @property
     def outputs(self) -> Sequence[Node]:

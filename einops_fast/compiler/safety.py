@@ -8,13 +8,10 @@ import torch
 from torch.fx import Graph, Node
 
 from einops_fast.compiler.match import Match, Miss, Read
-from einops_fast.compiler.memory import storages_of, written_by
+from einops_fast.compiler.memory import is_written, storages_of, written_by
 from einops_fast.compiler.nodes import dtype_of
 
 __all__ = ["check", "check_dtypes"]
-
-_SETTINGS = ("set_grad_enabled", "enter_autocast", "exit_autocast", "enter_inference_mode", "exit_inference_mode")
-"""What changes how the nodes after it are computed."""
 
 
 def check(graph: Graph, match: Match) -> None:
@@ -27,23 +24,47 @@ def check(graph: Graph, match: Match) -> None:
         others = [user for user in node.users if user not in inner]
         if others:
             raise Miss("mutation" if any(map(written_by, others)) else "value used elsewhere", node)
+    if match.keeps_result and any(map(is_written, outputs)) and any(map(_is_differentiated, match.reads)):
+        raise Miss("mutation", match.node)
     _check_order(graph, match)
+    settings = _settings(graph)
+    copies = [node for read in match.reads for node in read.copies]
+    changed = [node for node in (*inner, *copies) if settings[node] != settings[match.node]]
+    if changed:
+        raise Miss("unsupported option", changed[0])
 
 
 def _check_order(graph: Graph, match: Match) -> None:
-    """Raise if a tensor is written to after it could be read, or a setting changes between the nodes that are fused."""
-    inner, storages, began = {*match.inner, *match.outputs}, set[int](), False
+    """Raise if a tensor is written to after it could be read."""
+    inner, storages = {*match.inner, *match.outputs}, set[int]()
     for node in graph.nodes:
         if node is match.node:
             return
-        began = began or node in inner
         if node not in inner and storages & storages_of(written_by(node)):
             raise Miss("mutation", node)
         for read in match.reads:
             if read.node is node:
                 storages |= storages_of([node, *read.copies])
-        if began and _function(node) in _SETTINGS:
-            raise Miss("unsupported option", node)
+
+
+def _settings(graph: Graph) -> dict[Node, tuple[bool, frozenset[Node]]]:
+    """Return what each node is computed in: whether gradients are switched on, and the blocks that were entered."""
+    gradients, blocks = torch.is_grad_enabled(), frozenset[Node]()
+    found = {}
+    for node in graph.nodes:
+        name = _function(node)
+        if name == "set_grad_enabled":
+            gradients = bool(node.args[0])
+        elif name in ("enter_autocast", "enter_inference_mode"):
+            blocks |= {node}
+        elif name in ("exit_autocast", "exit_inference_mode"):
+            blocks -= {*node.all_input_nodes}
+        found[node] = gradients, blocks
+    return found
+
+
+def _is_differentiated(read: Read) -> bool:
+    return bool(read.node.meta["example_value"].requires_grad)
 
 
 def check_dtypes(graph: Graph, reads: Sequence[Read], node: Node) -> None:

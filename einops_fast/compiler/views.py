@@ -178,6 +178,8 @@ def _repeated(node: Node, name: str, dims: Dims, shape: Any) -> Dims | None:
     if name == "repeat":
         given = node.args[1:] if len(node.args) > 2 else argument(node, 1, "repeats")
         times = [given] if isinstance(given, int) else list(given[0] if isinstance(given[0], (tuple, list)) else given)
+        if not all(isinstance(count, int) for count in times):
+            return None
         extra = len(times) - len(shape)
         found = []
         for dim, count, size in zip(dims[extra:], times[extra:], shape, strict=True):

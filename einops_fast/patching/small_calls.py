@@ -192,7 +192,12 @@ def _loops_first(*operands: Any, out: Any = None, **options: Any) -> Any:
         if out is None and not options:
             return c_einsum(*operands)  # type: ignore[name-defined]  # noqa: F821
         optimize = options.pop("optimize", False)
-        if optimize is False or (optimize is True and out is None and not options):
+        if optimize is True and out is None and not options:
+            try:
+                return c_einsum(*operands)  # type: ignore[name-defined]  # noqa: F821
+            except ValueError:  # an ellipsis that is summed, say, which NumPy takes where it chooses an order
+                pass
+        if optimize is False:
             if out is not None:
                 options["out"] = out
             return c_einsum(*operands, **options)  # type: ignore[name-defined]  # noqa: F821

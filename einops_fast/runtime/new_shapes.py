@@ -173,6 +173,8 @@ def _asked_first(subscripts: Subscripts, backend: Backend) -> AtOnce:
     inputs = subscripts.inputs
 
     def at_once(operands: Sequence[Any]) -> Callable[..., Any] | None:
+        if len(operands) != len(inputs):
+            return None
         if len(operands) == 2:  # which no labels make more of than this
             run = backend.at_once(operands, operands[0].size * operands[1].size)
             if run is not None:

@@ -1,5 +1,6 @@
 """How torch.compile goes through a call of attention: the plan isn't traced where all sizes are known."""
 
+import io
 from typing import Any
 
 import pytest
@@ -161,3 +162,15 @@ def test_a_wrong_call_is_told_as_ever() -> None:
             return q + 1
 
     torch.testing.assert_close(Compiled(call)(Q), Q + 1)
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+def test_packed_projections_are_traced_and_saved() -> None:
+    """Also with gradients, for which a traced program can't have a function of ours."""
+    from einops_fast import nn
+
+    module, x = nn.QKVSelfAttention(8, 2).eval(), torch.randn(2, 5, 8)
+    file = io.BytesIO()
+    torch.jit.save(torch.jit.trace(module, x, check_trace=False), file)
+    file.seek(0)
+    torch.testing.assert_close(torch.jit.load(file)(x), module(x))

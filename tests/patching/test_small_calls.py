@@ -213,3 +213,15 @@ def test_signature_and_dispatcher_come_back() -> None:
     with patched("numpy"):
         assert [inspect.signature(function) for function in functions] == [signature for _, signature in before]
     assert [(function.__code__, inspect.signature(function)) for function in functions] == before
+
+
+@pytest.mark.parametrize("size", [4, 300])
+@pytest.mark.parametrize("equation", ["...i->i", "...->", "...,...->", "...i,...i->i", "i...,i...->i"])
+def test_ellipses_that_are_summed(equation: str, size: int) -> None:
+    """NumPy takes them where it chooses an order of contraction, and only there."""
+    operands = [np.random.rand(3, size)] * (equation.count(",") + 1)
+    wanted = np.einsum(equation, *operands, optimize=True)
+    with patched("numpy"):
+        np.testing.assert_allclose(np.einsum(equation, *operands, optimize=True), wanted)
+        with pytest.raises(ValueError, match="more dimensions than subscripts"):
+            np.einsum(equation, *operands)

@@ -224,3 +224,13 @@ def test_a_profile_sees_every_call(make: Any) -> None:
         for size in range(2, 8):
             fast_einsum("ij,jk->ik", make(3, size), make(size, 4))
     assert sum(row.calls for row in seen.rows) == 6
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("framework", ["numpy", "torch"])
+def test_a_wrong_number_of_operands_after_several_shapes(framework: str, count: int) -> None:
+    make = np.ones if framework == "numpy" else torch.ones
+    for size in (20, 21, 22, 23):
+        fast_einsum("ij,jk->ik", make((size, 30)), make((30, 50)))
+    with pytest.raises(EinsumError, match=f"has 2 terms for {count} operand"):
+        fast_einsum("ij,jk->ik", *[make((3, 4))] * count)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from einops_fast.attention.packed import views
-from einops_fast.backends.torch.types import is_batched, is_followed
+from einops_fast.backends.torch.types import is_batched, is_followed, is_jit_tracing
 
 __all__ = ["apart"]
 
@@ -20,7 +20,8 @@ def apart(packed: Any, axis: int, sizes: Sequence[int] | None = None) -> tuple[A
     them, they are one already; else they are copied, as torch's ``split`` and ``unbind`` always do.
     """
     plain = type(packed) is torch.Tensor or type(packed) is torch.nn.Parameter
-    if plain and packed.requires_grad and torch.is_grad_enabled() and not packed.is_nested and not is_followed():
+    followed = is_followed() or is_jit_tracing()  # which can't save a function of ours
+    if plain and packed.requires_grad and torch.is_grad_enabled() and not packed.is_nested and not followed:
         found: tuple[Any, ...] = _Apart.apply(packed, axis, sizes)  # type: ignore[no-untyped-call]
         return found
     return views(packed, axis, sizes)
