@@ -56,9 +56,10 @@ def load_library() -> None:
     for folder in (spec and spec.submodule_search_locations) or ():
         library = Path(folder, "_C/libtriton.so")  # elsewhere in another version, nothing is loaded here
         if library.is_file():
-            linker = ctypes.CDLL(None).dlopen  # a function of ctypes', which gives up the lock while it runs
-            linker.argtypes, linker.restype = (ctypes.c_char_p, ctypes.c_int), ctypes.c_void_p
-            linker(os.fsencode(library), sys.getdlopenflags())
+            linker = getattr(ctypes.CDLL(None), "dlopen", None)  # which gives up the lock, as ctypes.CDLL doesn't
+            if linker is not None:
+                linker.argtypes, linker.restype = (ctypes.c_char_p, ctypes.c_int), ctypes.c_void_p
+                linker(os.fsencode(library), sys.getdlopenflags())
 
 
 def interpreted() -> bool:

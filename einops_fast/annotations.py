@@ -1,4 +1,4 @@
-"""What the signatures of public functions are annotated with, for type checkers and editors."""
+"""Types of the arguments and results of public functions, for type checkers and editors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = [
 
 
 class Array(Protocol):
-    """What arrays of all frameworks have."""
+    """An array of any framework."""
 
     @property
     def shape(self) -> Any: ...
@@ -47,7 +47,7 @@ Layout = Literal[
 """The layouts that programs have. Others can be written as patterns."""
 
 Framework = Literal["numpy", "torch", "mxnet", "cupy", "torch.sdpa", "torch.compile"]
-"""What :func:`einops_fast.patch` puts ours beneath."""
+"""The functions that :func:`einops_fast.patch` replaces, by framework."""
 
 Reduction = Literal["none", "mean", "sum"]
 

@@ -32,7 +32,7 @@ from einops_fast.runtime.precision import allow_precision, allowed
 from einops_fast.runtime.traced import call_traced
 from einops_fast.runtime.tuning import is_reproducible
 
-__all__ = ["fast_einsum", "plan_arguments", "plan_call", "result_at_once", "with_settings"]
+__all__ = ["fast_einsum", "plan_arguments", "plan_call", "result_at_once", "settings", "settings_hold"]
 
 
 @overload
@@ -113,13 +113,8 @@ def fast_einsum(
         return _of_sizes(operands, sizes, out, dtype=dtype, autotune=autotune, precision=precision, **options)
     if tracing.is_compiling():
         return call_traced(operands, out, dtype, order, casting, optimize, autotune, precision)
-    if autotune is not None and not tuning.holds(autotune):
-        with tuning.autotune(autotune):
-            return fast_einsum(
-                *operands, out=out, dtype=dtype, order=order, casting=casting, optimize=optimize, precision=precision
-            )
-    if precision is not None and precision != allowed():
-        with allow_precision(precision):
+    if (autotune is not None or precision is not None) and not settings_hold(autotune, precision):
+        with settings(autotune, precision):
             return fast_einsum(*operands, out=out, dtype=dtype, order=order, casting=casting, optimize=optimize)
     equation = operands[0] if operands else None
     in_text = type(equation) is str
@@ -171,9 +166,18 @@ def fast_einsum(
     return _call(operands, out, dtype, order, casting, optimize)
 
 
+def settings_hold(autotune: Any, precision: Any) -> bool:
+    """Return whether what is given is set already, so that no block of :func:`settings` is needed."""
+    return (autotune is None or tuning.holds(autotune)) and (precision is None or precision == allowed())
+
+
 @contextmanager
-def with_settings(autotune: Any, precision: Any) -> Iterator[None]:
-    """Set what is given, as the arguments of :func:`fast_einsum` do for a call."""
+def settings(autotune: Any, precision: Any) -> Iterator[None]:
+    """Set what is given of the arguments of :func:`fast_einsum` for a block.
+
+    Raises:
+        EinsumError: there is no such mode, or no such precision.
+    """
     with ExitStack() as stack:
         if autotune is not None:
             stack.enter_context(tuning.autotune(autotune))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from einops_fast.annotations import Autotune, Casting, Precision
 from einops_fast.backends import get_backend
-from einops_fast.einsum import plan_arguments, with_settings
+from einops_fast.einsum import plan_arguments, settings
 from einops_fast.errors import OperandError, ShapeError
 from einops_fast.planning.plan import Plan
 
@@ -45,7 +45,7 @@ def explain(
         >>> e.flops, e.copied_bytes
         (1440, 0)
     """
-    with with_settings(autotune, precision):
+    with settings(autotune, precision):
         return _explanation_of(plan_arguments(operands, dtype, casting, optimize, sizes))
 
 

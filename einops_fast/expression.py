@@ -19,7 +19,7 @@ from einops_fast.arguments import (
 )
 from einops_fast.backends import Backend, get_backend
 from einops_fast.backends.base import Likeness
-from einops_fast.einsum import fast_einsum, plan_call, result_at_once, with_settings
+from einops_fast.einsum import fast_einsum, plan_call, result_at_once, settings, settings_hold
 from einops_fast.errors import OperandError, ShapeError, point_at
 from einops_fast.foreign import dispatch
 from einops_fast.planning.notation import Subscripts, bind_sizes, parse
@@ -27,10 +27,8 @@ from einops_fast.planning.plan import Plan, compile_plan
 from einops_fast.runtime.constants import cheapest_folding
 from einops_fast.runtime.new_shapes import USUAL
 from einops_fast.runtime.plan_cache import keeps_plans
-from einops_fast.runtime.precision import allowed
 from einops_fast.runtime.traced import einsum_traced
 from einops_fast.runtime.tracing import is_tracing
-from einops_fast.runtime.tuning import holds
 
 __all__ = ["ContractExpression", "contract_expression"]
 
@@ -89,7 +87,7 @@ def contract_expression(
         if not 0 <= at < len(given):
             raise OperandError(f"constants={constants!r}: there are operands 0 to {len(given) - 1}")
     letter = read_options(order, casting)
-    with with_settings(autotune, precision):  # refuses what there isn't
+    with settings(autotune, precision):  # refuses what there isn't
         pass
     values = list(given)
     if positions:
@@ -108,7 +106,8 @@ def contract_expression(
         letter,
         casting,
         optimize,
-        (autotune, precision),
+        autotune,
+        precision,
     )
 
 
@@ -134,14 +133,15 @@ class ContractExpression:
         order: str,
         casting: str,
         optimize: Any,
-        settings: tuple[Any, Any] = (None, None),
+        autotune: Any = None,
+        precision: Any = None,
     ) -> None:
         self.equation = subscripts.text
         self.shapes = shapes
         self.constants = tuple(constants)
         self._subscripts, self._letters = subscripts, subscripts.equation
         self._dtype, self._order, self._casting, self._optimize = dtype, order, casting, optimize
-        self._settings = None if settings == (None, None) else settings
+        self._settings = None if autotune is precision is None else (autotune, precision)
         self._held = tuple(constants.values())
         self._takes = len(shapes) - len(constants)
         # Where each operand is when the arrays of a call are put after the constants.
@@ -162,11 +162,9 @@ class ContractExpression:
             OperandError: too many or too few arrays, or they don't belong together.
             ShapeError: an array has another shape than the expression was made for.
         """
-        if self._settings is not None and not is_tracing():
-            mode, precision = self._settings
-            if not ((mode is None or holds(mode)) and (precision is None or precision == allowed())):
-                with with_settings(mode, precision):
-                    return self(*arrays, out=out)
+        if self._settings is not None and not is_tracing() and not settings_hold(*self._settings):
+            with settings(*self._settings):
+                return self(*arrays, out=out)
         operands: Sequence[Any] = arrays
         if self._held:
             if len(arrays) != self._takes:
@@ -193,7 +191,7 @@ class ContractExpression:
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle what the expression was made of: plans are made anew where it is loaded."""
         constants = dict(zip(self.constants, self._held, strict=True))
-        options = self._dtype, self._order, self._casting, self._optimize, self._settings or (None, None)
+        options = self._dtype, self._order, self._casting, self._optimize, *(self._settings or ())
         return type(self), (self._subscripts, self.shapes, constants, *options)
 
     def forget_plans(self) -> None:

@@ -4,10 +4,16 @@ import os
 import re
 import subprocess
 import sys
+from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
+
+from einops_fast import attention
+from einops_fast.annotations import AttentionOptions, Framework, Layout
+from einops_fast.attention.pattern import read_layout
+from einops_fast.patching.patch import FUNCTIONS
 
 pytest.importorskip("mypy")
 
@@ -59,6 +65,14 @@ WRONG = {
     "torch.exp(fast_einsum('ij,jk->ik', x, a))": "exp",
 }
 """Lines with a mistake, and what of them the message names."""
+
+
+def test_words_are_those_that_calls_take() -> None:
+    assert {*get_args(Framework)} == {*FUNCTIONS}
+    for layout in get_args(Layout):
+        assert read_layout(layout).pattern
+    given = [each.name for each in signature(attention).parameters.values() if each.kind is each.KEYWORD_ONLY]
+    assert sorted([*AttentionOptions.__annotations__, "return_lse"]) == sorted(given)
 
 
 @pytest.fixture(scope="module")

@@ -63,8 +63,6 @@ _fp32_setting: Callable[[], Any] = (
     if _matmul_precision is None
     else partial(_matmul_precision, "cuda", "matmul")
 )
-# While there is one, no other storage is where its own was.
-_storage: Callable[[Any], Any] = StorageWeakRef
 _AUTOCAST = "autocast chooses the dtype"
 _BY_PAIRS = "autocast chooses the dtype of each pair"
 _TWO_DTYPES = "operands of two dtypes"
@@ -259,8 +257,10 @@ class TorchBackend(TorchSteps):
         return plain and not (is_traced() or torch.is_inference_mode_enabled())
 
     def versions(self, arrays: Sequence[Any]) -> Hashable:
-        # Modules are moved and converted by other storages in the same tensors, whose versions stay.
-        return tuple([(each._version, _storage(each.untyped_storage())) for each in arrays])
+        # Modules that are moved or converted get other storages in the same tensors, whose versions stay. While there
+        # is a reference to one, none is made at its address.
+        reference: Any = StorageWeakRef
+        return tuple([(each._version, reference(each.untyped_storage())) for each in arrays])
 
     def room(self, operands: Sequence[Any]) -> int | None:
         device, item = operands[0].device, int(operands[0].element_size())

@@ -51,12 +51,12 @@ _NAMES = {each: dtypes.dtype_name(each) for each in vars(torch).values() if isin
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
 
 _Library: Any = torch.library.Library
-_library = _Library("einops_fast", "FRAGMENT")  # what it registers goes with it
+_library = _Library("einops_fast", "FRAGMENT")  # while it lives, what it registers stays
 
 _BELOW_AUTOGRAD: Any = torch._C._after_ADInplaceOrView_keyset
 
 _IN_MEMORY = {torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA}
-"""Where tensors are what is in memory, and nothing else wants to see a call."""
+"""Dispatch keys of plain tensors that no mode and no transform of torch looks at."""
 
 
 class Operator:
@@ -117,10 +117,10 @@ class Operator:
         return (self.unrecorded or self.compute)(*arguments)
 
     def _watched(self, compute: Callable[..., Any], function: Any) -> Callable[..., Any]:
-        """What torch runs for tensors that autograd may watch.
+        """Return the kernel of the dispatch key Autograd, which torch calls whether or not gradients are recorded.
 
-        Compiled code calls it where nothing is recorded. That is a single turn through torch's dispatcher, which takes
-        the host longer than a kernel's launch, where ``torch.library.register_autograd`` takes two.
+        In compiled code none are. There it is one turn through torch's dispatcher, where what
+        ``torch.library.register_autograd`` registers takes two, each longer for the host than a kernel's launch.
         """
 
         def run(keys: Any, *arguments: Any) -> Any:

@@ -11,14 +11,13 @@ import numpy as np
 
 from einops_fast.attention import torch_state
 from einops_fast.backends import Backend, backend_for_type, get_backend
-from einops_fast.backends.base import Likeness
 from einops_fast.dtypes import FLOATS, dtype_name
 from einops_fast.errors import OperandError
 from einops_fast.observing import observers
 from einops_fast.observing.calls import tell
 from einops_fast.planning.layout import VECTOR
 from einops_fast.runtime import tracing
-from einops_fast.runtime.plan_cache import emptied_with_plans, keep
+from einops_fast.runtime.plan_cache import emptied_with_plans, keep, recall, remember_alike
 from einops_fast.runtime.tracing import is_tracing
 
 __all__ = ["computed", "function_for"]
@@ -34,11 +33,8 @@ _OF_ANY_KIND = ("target", "mask", "attn_mask")
 """Arguments of which operators say themselves whether they may be integers or booleans."""
 
 
-_runs: dict[Hashable, tuple[tuple[Likeness, Run], ...]] = emptied_with_plans({})
-"""What computes calls, by all of a call but its arrays and by the input's shape: for arrays that are alike."""
-
-_ALIKE = 4
-"""The most that are kept of one question, whose arrays are compared one after the other."""
+_came: dict[Hashable, None] = emptied_with_plans({})
+"""Calls that came once, by all of a call but its arrays and by their shapes."""
 
 
 def computed(read: Callable[..., Run], arrays: tuple[Any, ...], *options: Any) -> Any:
@@ -55,21 +51,18 @@ def computed(read: Callable[..., Run], arrays: tuple[Any, ...], *options: Any) -
         first = arrays[0]
         if type(first) in torch_state.plain_types:
             given = [each for each in arrays if each is not None]
-            kept = None
+            run = None
             try:
                 # Options are told apart by type, too: True is no number, though it is equal to one.
                 question = (
-                    read, first.shape, first.data_ptr() % VECTOR, torch_state.is_strict(),
-                    not torch_state.saving_hooks(False), options, *map(type, options), *map(type, arrays),
+                    read, first.data_ptr() % VECTOR, torch_state.is_strict(), not torch_state.saving_hooks(False),
+                    options, *map(type, options), *map(type, arrays),
                 )  # fmt: skip
-                for like, run in _runs.get(question, ()):
-                    if like(given):
-                        kept = run
-                        break
+                run = recall(question, given)
             except (AttributeError, TypeError, RuntimeError):  # one is of others, or without memory
                 question = None
-            if kept is not None:
-                return kept(*arrays)
+            if run is not None:
+                return run(*arrays)
         elif first is not None and backend_for_type(type(first)) is None:
             arrays = (get_backend("numpy").convert(first, "the input"), *arrays[1:])
     run = read(*arrays, *options)
@@ -81,13 +74,17 @@ def computed(read: Callable[..., Run], arrays: tuple[Any, ...], *options: Any) -
 
 def _keep(question: Hashable, given: Sequence[Any], options: tuple[Any, ...], run: Run) -> None:
     """Keep what computes calls, if their shapes come back: else that takes longer than it saves."""
-    kept = _runs.get(question)
-    if kept is None:
-        keep(_runs, question, ())
+    try:
+        came = question, *[each.shape for each in given]
+        first = came not in _came
+    except (AttributeError, RuntimeError, TypeError):  # lists have no sizes, nested tensors none to compare
+        return
+    if first:
+        keep(_came, came, None)
     elif not any(hasattr(option, "dtype") for option in options):  # what is in an option's array may change
         like = get_backend("torch").likeness(given, kernels=True)
         if like is not None:
-            keep(_runs, question, ((like, run), *kept[: _ALIKE - 1]))
+            remember_alike(question, like, run, given)
 
 
 def function_for(

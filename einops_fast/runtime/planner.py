@@ -35,15 +35,12 @@ class _Planner:
         self._work.put(work)
 
     def _serve(self) -> None:
-        prepared = False
         while (work := self._work.get()) is not None and not self._stopped:
             # What runs beside this, and gives up the interpreter's lock in every call of torch, gets it back as soon.
             before = sys.getswitchinterval()
             sys.setswitchinterval(min(before, _SLICE))
             try:
-                if not prepared:
-                    prepared = True
-                    load_library()
+                load_library()
                 work()
             finally:
                 sys.setswitchinterval(before)

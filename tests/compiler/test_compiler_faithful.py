@@ -7,32 +7,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from fused_programs import check, random_operands
 
-import einops_fast
+from einops_fast import compile, fusions
 from einops_fast.compiler import library_attention, losses
 
 
 def tensors(gradients: bool = True) -> list[Any]:
-    torch.manual_seed(0)
-    return [torch.randn(1, 2, 5, 4, dtype=torch.float64, requires_grad=gradients) for _ in range(3)]
-
-
-def outcome(program: Callable[..., Any], operands: list[Any]) -> list[Any]:
-    """The result, and the gradients that there are."""
-    result = program(*operands)
-    wanted = [each for each in operands if each.requires_grad]
-    if not wanted:
-        return [result]
-    found = torch.autograd.grad(result.square().sum(), wanted, allow_unused=True)
-    return [result.detach(), *found]
-
-
-def check(program: Callable[..., Any], operands: list[Any], **options: Any) -> einops_fast.compiler.report.FusionLog:
-    torch.compiler.reset()
-    with einops_fast.fusions() as log:
-        compiled = outcome(einops_fast.compile(program, then="eager", **options), operands)
-    torch.testing.assert_close(compiled, outcome(program, operands), equal_nan=True)
-    return log
+    return random_operands(*[(1, 2, 5, 4)] * 3, gradients=gradients)
 
 
 WITHOUT_GRADIENTS = {
@@ -62,7 +44,7 @@ def test_gradients_that_are_switched_off_before(way: str, at: int) -> None:
 def test_settings_of_others_change_nothing() -> None:
     def program(q: Any, k: Any, v: Any) -> Any:
         with torch.no_grad():
-            shift = torch.arange(5.0, dtype=torch.float64)
+            shift = torch.arange(5.0)
         scores = q @ k.mT / 2
         with torch.no_grad():
             shift = shift * 2
@@ -99,7 +81,7 @@ def test_a_result_that_is_written_to(way: str, causal: bool, gradients: bool) ->
 def test_fewer_queries_than_heads(heads: int, shared: int, dynamic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library_attention, "_is_faster", lambda *given: True)
     q, k, v = (torch.randn(1, count, 3, 4) for count in (heads, shared, shared))
-    check(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True), [q, k, v],
+    check(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True), (q, k, v),
           dynamic=dynamic)  # fmt: skip
     wide = [each[:, :1].expand(1, heads, 3, 4) for each in (k, v)]
     check(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), [q, *wide], dynamic=dynamic)
@@ -110,8 +92,12 @@ def test_dropout_by_torch_s_own_name() -> None:
 
 
 def test_scores_that_are_no_numbers() -> None:
-    hidden = torch.eye(5, dtype=torch.bool)
-    check(lambda q, k, v: (q @ k.mT).masked_fill(hidden, math.nan).softmax(-1) @ v, tensors(gradients=False))
+    def program(q: Any, k: Any, v: Any) -> Any:
+        return (q @ k.mT).masked_fill(torch.eye(5, dtype=torch.bool), math.nan).softmax(-1) @ v
+
+    with fusions() as log:
+        assert compile(program, then="eager")(*tensors()).isnan().all()
+    assert [each.reason for each in log.missed] == ["unsupported option"]
 
 
 def test_heads_are_repeated_a_number_of_times_that_changes() -> None:

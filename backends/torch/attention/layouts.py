@@ -45,10 +45,8 @@ SINKS = NAMES.index("sinks")
 def extras_of(arrays: Arrays) -> Extras:
     """Return all arrays but q, k and v."""
     found = Extras._make(arrays[3:])
-    if found.q_starts is None and found.kv_starts is None and found.cached is None:
-        return found
-    given = {name: getattr(found, name) for name in LENGTHS.values()}
-    return found._replace(**{name: array.contiguous() for name, array in given.items() if array is not None})
+    lengths = {name: each.contiguous() for name in LENGTHS.values() if (each := getattr(found, name)) is not None}
+    return found._replace(**lengths) if lengths else found
 
 
 def result_layout(spec: AttentionSpec, rows: int) -> Layout:

@@ -126,11 +126,10 @@ def _gradient(plan: Plan, of: int, output: str) -> Run:
     # Backward runs in threads of autograd's own, where a block around the forward call doesn't count.
     setting: dict[str, Any] = {"autotune": current_mode(), "precision": allowed()} if plan.target.kernels else {}
     # Whatever made the operand reads its gradient next, and copies one that lies otherwise. Kernels write it like that.
-    setting["order"] = "C" if plan.target.kernels and plan.operands[of].contiguous else "K"
-    einsum: Run = partial(fast_einsum, equation, **setting)
+    order = "C" if plan.target.kernels and plan.operands[of].contiguous else "K"
+    einsum = product = partial(fast_einsum, equation, order=order, **setting)
     if plan.numerics.compute.startswith("complex"):
-        setting.pop("precision", None)
-        einsum = lambda grad, other: fast_einsum(equation, grad, other.conj(), **setting)  # noqa: E731
+        einsum = lambda grad, other: product(grad, other.conj())  # type: ignore[assignment]  # noqa: E731
     if kept == labels:
         return einsum
     return lambda grad, other: spread(einsum(grad, other), labels, kept, shape)

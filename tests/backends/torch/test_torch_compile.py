@@ -104,7 +104,7 @@ def test_first_call_of_a_process_may_be_compiled() -> None:
 
 @pytest.mark.usefixtures("everywhere")
 def test_probes_of_a_first_call_inside_of_the_dispatcher() -> None:
-    """Where torch compares an operator's results with its operands, tracing is switched off, and stays so."""
+    """In the first call of an operator, torch compares results with operands. Nobody can switch tracing on there."""
     for cached in (target_of, without_onednn):
         cached.cache_clear()
     clear_plans()
