@@ -30,7 +30,7 @@ __all__ = ["Reader", "match_attention"]
 
 _BETWEEN = frozenset(
     "dropout to type_as type float half bfloat16 double contiguous clone detach reshape flatten unflatten expand "
-    "permute transpose t movedim unsqueeze squeeze getitem einsum mul div masked_fill where nan_to_num".split()
+    "permute transpose t getattr movedim unsqueeze squeeze getitem einsum mul div masked_fill where nan_to_num".split()
 )
 """What may be done to weights before they are multiplied with values, whether or not it can be fused."""
 
@@ -94,6 +94,7 @@ class Reader:
         self.features: tuple[Label, ...] = ()
         self.softmax: Softmax | None = None
         self.last: Node | None = None  # of the softmax
+        self.casts: list[torch.dtype | None] = []  # what scores are converted to on the way to the softmax, last first
         self.shifted = False  # the scores are those of the program but for a number that all keys have
 
     def begin_at(self, quotient: Quotient) -> None:
@@ -116,6 +117,7 @@ class Reader:
         self.inner += product.inner
         v = self.operand(*values)
         softmax, dims = self.weights(*weights)
+        self.casts.append(dtype_of(self.last))  # a softmax may convert its scores
         logs, inner = logs_of(softmax, dims)
         self.inner += inner
         q, k, scale = self.scores(softmax.scores, dims, 1.0)
@@ -211,6 +213,7 @@ class Reader:
                     raise Miss("unsupported option", node)
                 self.softcap, node = factor, source_of(node)
             elif is_cast(node):
+                self.casts.append(dtype_of(node))
                 node = source_of(node)
             else:
                 node, dims = self._through(node, dims)
@@ -250,8 +253,8 @@ class Reader:
             return self.scores(scores, dims, factor)
         one, other = source_of(node), argument(node, 1, "other")
         ways = [(one, 1.0, other, -sign if name.startswith("sub") else sign)]
-        if name == "add":
-            ways.append((other, sign, one, 1.0))
+        if name in ("add", "sub"):
+            ways.append((other, ways[0][3], one, 1.0))
         missed: Miss | None = None
         for scores, times, bias, weight in ways:
             before = self._state()
@@ -304,7 +307,8 @@ class Reader:
     def _hide(self, mask: Any, seen: bool, fill: float, scores: Any, dims: Dims, node: Node) -> None:
         """Note that some scores are ``fill`` in place of their own numbers."""
         own = broadcast(dims, mask) if isinstance(mask, Node) else None
-        fill = rounded(fill, dtype_of(node))
+        for dtype in (dtype_of(node), *reversed(self.casts)):
+            fill = rounded(fill, dtype)
         if not fill <= LARGE or self.softcap:  # nor NaN
             raise Miss("unsupported option", node)
         if own is None or not isinstance(scores, Node) or broadcast(dims, scores) != dims:
@@ -366,11 +370,12 @@ class Reader:
 
     def _state(self) -> tuple[Any, ...]:
         return (
-            list(self.inner), list(self.biases), list(self.masks), self.softcap, self.features, self.shifted,
+            list(self.inner), list(self.biases), list(self.masks), list(self.casts), self.softcap,
+            self.features, self.shifted,
         )  # fmt: skip
 
     def _restore(self, state: tuple[Any, ...]) -> None:
-        self.inner, self.biases, self.masks, self.softcap, self.features, self.shifted = state
+        self.inner, self.biases, self.masks, self.casts, self.softcap, self.features, self.shifted = state
 
 
 def _polarity(mask: Any, seen: bool) -> tuple[Any, bool]:

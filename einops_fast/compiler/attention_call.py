@@ -10,18 +10,15 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx import Graph, Node
 
-from einops_fast.compiler.calls import call_attention
+from einops_fast.compiler.calls import ABSORBS, call_attention
 from einops_fast.compiler.layout import Layout, labels_of, number
 from einops_fast.compiler.masks import LARGE, Band, band_of, is_small
 from einops_fast.compiler.match import Inserted, Match, Miss, Read
 from einops_fast.compiler.nest import Dims, Label, expanded
 from einops_fast.compiler.nodes import dtype_of
-from einops_fast.compiler.safety import check_dtypes
+from einops_fast.compiler.safety import check_dtypes, is_differentiated
 
 __all__ = ["Attention", "Mask"]
-
-_ABSORBS = -1e9
-"""A number beside which scores and biases are rounded away."""
 
 
 class Mask(NamedTuple):
@@ -98,6 +95,7 @@ class Attention(Match):
                 "alignment": None if band is None else band.alignment,
                 "numbers": (self.scale, self.softcap, self.dropout_p),
                 "empty": self._empty(band, masks, biases, queries, keys),
+                "drowned": self._may_drown(keys, biases),
                 "return_lse": bool(self.logs),
                 "dtype": dtype_of(self.node),
             },
@@ -203,8 +201,8 @@ class Attention(Match):
         if self.hidden == "zeros":
             return
         biased = [mask for mask in self.masks if mask.biased]
-        alike = len(set(fills)) < 2 and all(mask.fill <= _ABSORBS for mask in biased)
-        if not alike or summed > 1 or (summed and (biased or min(fills) > _ABSORBS)):
+        alike = len(set(fills)) < 2 and all(mask.fill <= ABSORBS for mask in biased)
+        if not alike or summed > 1 or (summed and (biased or min(fills) > ABSORBS)):
             raise Miss("unsupported option", self.node)
 
     def _empty(
@@ -217,6 +215,12 @@ class Attention(Match):
         if self.hidden == "unknown" or (self.logs and self.hidden != "nan"):
             raise Miss("unsupported option", self.node)
         return "" if self.hidden == "zeros" else self.hidden
+
+    def _may_drown(self, keys: Label, biases: list[Read]) -> bool:
+        """Return whether gradients are made, and biases may hide all keys of a row by one large finite number."""
+        trained = self.hidden != "zeros" and any(is_differentiated(read) for read in (self.q, self.k, self.v, *biases))
+        over_keys = [bias for bias in biases if any(keys in expanded(dim) for dim in bias.dims)]
+        return trained and any(not is_small(bias.node, bias.factor) for bias in over_keys)
 
     @staticmethod
     def _mask(layout: Layout, mask: Mask) -> tuple[Node, list[Label]]:

@@ -12,7 +12,10 @@ from einops_fast.attention.attend import attend, attend_traced
 from einops_fast.attention.options import Options
 from einops_fast.backends.torch.types import is_traced
 
-__all__ = ["call_attention", "call_linear_cross_entropy"]
+__all__ = ["ABSORBS", "call_attention", "call_linear_cross_entropy"]
+
+ABSORBS = -1e9
+"""A number beside which scores and biases are rounded away."""
 
 
 def call_attention(
@@ -29,6 +32,7 @@ def call_attention(
     alignment: str | None,
     numbers: tuple[float | None, float, float],
     empty: str,
+    drowned: bool,
     return_lse: bool,
     dtype: torch.dtype,
 ) -> Any:
@@ -43,6 +47,8 @@ def call_attention(
         causal, window, alignment, return_lse: as in :func:`einops_fast.attention`.
         numbers: scale, softcap and the probability that a weight is dropped.
         empty: what rows without a key hold: ``'nan'``, ``'mean'`` of all values, or ``''`` where there is none.
+        drowned: whether to take the mean of all values by itself in rows whose scores one large negative bias rounds
+            away. Gradients made of weights ``exp(score - lse)`` would be wrong: so is ``lse`` rounded.
         dtype: of the result.
     """
     scale, softcap, dropout_p = numbers
@@ -51,31 +57,36 @@ def call_attention(
             (("mask", axes[0], mask), ("bias", axes[1], bias))}  # fmt: skip
     request, arrays = read_call((pattern, q, k, v), None, sequence, options, more)
     # While another compiler looks at the graph, tensors have no values, and nothing may be chosen by measurement.
-    result = (attend_traced if is_traced() else attend)(request, arrays)
-    if not empty and not return_lse:
-        return result.to(dtype)
-    result, lse = result
-    result = (_with_empty_rows(result, lse, v, pattern, sequence[1], empty) if empty else result).to(dtype)
-    return (result, lse) if return_lse else result
-
-
-def _with_empty_rows(result: Any, lse: Any, v: Any, pattern: str, keys: str, empty: str) -> Any:
-    """Return the result with what a program has in rows without a key, where ours are zeros."""
+    result: Any = (attend_traced if is_traced() else attend)(request, arrays)
+    lse: Any = None
+    if options.return_lse:
+        result, lse = result
     terms, _, output = pattern.partition(" -> ")
     of_q, of_k, of_v = [term.split() for term in terms.split(", ")]
     order = output.split()
-    # The axis of features is the one that only the values and the result have.
-    features = next(axis for axis in reversed(of_v) if axis not in of_q and axis not in of_k)
-    nobody = (lse == -torch.inf).unsqueeze(order.index(features))
-    if empty == "nan":
-        return result.masked_fill(nobody, torch.nan)
-    mean = v.mean(of_v.index(keys))
-    left = [axis for axis in of_v if axis != keys]
-    mean = mean.permute([left.index(axis) for axis in order if axis in left])
+    if empty:
+        # The axis of features is the one that only the values and the result have.
+        features = next(axis for axis in reversed(of_v) if axis not in of_q and axis not in of_k)
+        nobody = torch.isneginf(lse).unsqueeze(order.index(features))
+        result = result.masked_fill(nobody, torch.nan) if empty == "nan" else result
+    if drowned or empty == "mean":
+        mean = _without(sequence[1], v.mean(of_v.index(sequence[1])), of_v, order).to(result.dtype)
+        result = torch.where(nobody, mean, result) if empty == "mean" else result
+    if drowned:
+        lowest, highest = bias.detach().aminmax(dim=axes[1].split().index(sequence[1]))
+        alike = (lowest == highest) & (highest <= ABSORBS) & (lowest > -torch.inf)
+        result = torch.where(_without(sequence[1], alike, axes[1].split(), order), mean, result)
+    return (result.to(dtype), lse) if return_lse else result.to(dtype)
+
+
+def _without(removed: str, tensor: Any, axes: list[str], order: list[str]) -> Any:
+    """Return a tensor of these axes but one that was removed, as it is broadcast to a result in another order."""
+    left = [axis for axis in axes if axis != removed]
+    tensor = tensor.permute([left.index(axis) for axis in order if axis in left])
     for at, axis in enumerate(order):
         if axis not in left:
-            mean = mean.unsqueeze(at)
-    return torch.where(nobody, mean.to(result.dtype), result)
+            tensor = tensor.unsqueeze(at)
+    return tensor
 
 
 def call_linear_cross_entropy(

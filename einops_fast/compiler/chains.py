@@ -21,6 +21,7 @@ from einops_fast.compiler.layout import Layout, labels_of
 from einops_fast.compiler.match import Inserted, Match, Miss, Read
 from einops_fast.compiler.nest import Dims, Label, fresh
 from einops_fast.compiler.nodes import dtype_of, name_of, shape_of
+from einops_fast.compiler.safety import is_differentiated
 from einops_fast.compiler.views import seen_through
 
 __all__ = ["match_chain"]
@@ -153,7 +154,7 @@ class _Prices:
     def __init__(self, chain: Chain) -> None:
         self.chain = chain
         self.labels = [frozenset(labels_of(read.dims)) for read in chain.reads]
-        self.gradients = [bool(read.node.meta["example_value"].requires_grad) for read in chain.reads]
+        self.gradients = list(map(is_differentiated, chain.reads))
         self.result = frozenset(labels_of(chain.result))
         self.guess: dict[Any, int] = {}
         self.kept = cache(self._kept)

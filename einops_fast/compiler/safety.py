@@ -24,7 +24,7 @@ def check(graph: Graph, match: Match) -> None:
         others = [user for user in node.users if user not in inner]
         if others:
             raise Miss("mutation" if any(map(written_by, others)) else "value used elsewhere", node)
-    if match.keeps_result and any(map(is_written, outputs)) and any(map(_is_differentiated, match.reads)):
+    if match.keeps_result and any(map(is_written, outputs)) and any(map(is_differentiated, match.reads)):
         raise Miss("mutation", match.node)
     _check_order(graph, match)
     settings = _settings(graph)
@@ -63,7 +63,8 @@ def _settings(graph: Graph) -> dict[Node, tuple[bool, frozenset[Node]]]:
     return found
 
 
-def _is_differentiated(read: Read) -> bool:
+def is_differentiated(read: Read) -> bool:
+    """Return whether gradients are made with respect to what is read."""
     return bool(read.node.meta["example_value"].requires_grad)
 
 

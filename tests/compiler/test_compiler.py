@@ -45,6 +45,27 @@ def test_rows_without_a_key_are_as_written(fill: float) -> None:
     assert bool(found[0, 2].isnan().all()) == (fill == float("-inf"))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("way", ["scores", "scores there and back", "softmax"])
+def test_numbers_that_hide_are_converted_with_the_scores(dtype: torch.dtype, way: str) -> None:
+    """The least number of float32 is ``-inf`` in a narrower dtype."""
+
+    def program(q: Any, k: Any, v: Any, mask: Any) -> Any:
+        scores = (q @ k.mT).masked_fill(~mask, torch.finfo(torch.float32).min)
+        scores = scores.to(dtype) if way != "softmax" else scores
+        scores = scores.float() if way == "scores there and back" else scores
+        return scores.softmax(-1, dtype=dtype if way == "softmax" else None).float() @ v
+
+    q, k, v = operands()
+    mask = torch.ones(2, 3, 6, 6, dtype=torch.bool)
+    mask[0, :, 2] = False
+    mask[1, ..., 3:] = False
+    with fusions() as log:
+        found = einops_fast.compile(program, then="eager")(q, k, v, mask)
+    assert len(log.fused) == 1
+    torch.testing.assert_close(found, program(q, k, v, mask), rtol=2e-2, atol=2e-2, equal_nan=True)
+
+
 @pytest.mark.parametrize("below", [False, True])
 def test_queries_of_padding_see_what_is_hidden_least(below: bool) -> None:
     """Where two large numbers are added up, keys that are hidden once are seen by rows that have no others."""

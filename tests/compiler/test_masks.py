@@ -7,6 +7,9 @@ import pytest
 import torch
 from fused_programs import Graphs, check, random_operands
 
+import einops_fast
+from einops_fast import fusions
+
 Made = Callable[[int, int], Any]
 
 
@@ -130,3 +133,48 @@ def test_another_mask_stays_one(name: str, dynamic: bool) -> None:
 def test_what_is_a_band_for_some_sizes_stays_a_mask(name: str) -> None:
     (call, *_) = calls_of(CHANGING[name], True, [*SQUARE, (50, 50), (300, 300)], "where")
     assert (call["causal"], call["window"]) == (False, None)
+
+
+HIDDEN_BY_NUMBERS: dict[str, tuple[int, ...]] = {
+    "every axis": (2, 3, 6, 7),
+    "one for all heads": (2, 1, 6, 7),
+    "one for all queries": (2, 1, 1, 7),
+    "no batch": (6, 7),
+}
+
+
+@pytest.mark.parametrize("shape", HIDDEN_BY_NUMBERS.values(), ids=HIDDEN_BY_NUMBERS)
+@pytest.mark.parametrize("least", [-1e12, torch.finfo(torch.float32).min])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_gradients_of_values_in_rows_that_numbers_of_a_tensor_hide(
+    shape: tuple[int, ...], least: float, dynamic: bool
+) -> None:
+    """Beside such a number, the log-sum-exp that weights of the backward pass are made of is rounded."""
+    q, k, v = random_operands((2, 3, 6, 4), (2, 3, 7, 4), (2, 3, 7, 4))
+    bias = torch.zeros(shape)
+    bias[..., 2:] = least  # of all rows, some keys
+    bias[0] = least  # of some rows, all keys
+
+    def program(q: Any, k: Any, v: Any, bias: Any) -> Any:
+        return ((q @ k.mT) / 2 + bias).softmax(-1) @ v
+
+    torch._dynamo.reset()
+    with fusions() as log:
+        found = einops_fast.compile(program, then="eager", dynamic=dynamic)(q, k, v, bias)
+    assert len(log.fused) == 1
+    torch.testing.assert_close(found, program(q, k, v, bias))
+    weights = torch.linspace(-1, 2, found.numel()).view(found.shape)
+    (own,) = torch.autograd.grad((found * weights).sum(), v)
+    torch.testing.assert_close(own, torch.autograd.grad((program(q, k, v, bias) * weights).sum(), v)[0])
+
+
+def test_rows_of_biases_are_looked_at_where_gradients_are_made() -> None:
+    graphs = Graphs()
+
+    def program(q: Any, k: Any, v: Any, bias: Any) -> Any:
+        return ((q @ k.mT) / 2 + bias).softmax(-1) @ v
+
+    for gradients in (False, True):
+        operands = random_operands(*[(2, 3, 6, 4)] * 3, gradients=gradients)
+        einops_fast.compile(program, then=graphs)(*operands, torch.zeros(6, 6))
+    assert [call.kwargs["drowned"] for call in graphs.calls("call_attention")] == [False, True]

@@ -74,6 +74,16 @@ def einsum_with_an_ellipsis(q, k, v):
 
 
 @spelling(*HEADS_FIRST)
+def weights_of_keys_first(q, k, v):
+    return (k @ q.mT / math.sqrt(D)).softmax(-2).mT @ v
+
+
+@spelling(*HEADS_FIRST, (M, N))
+def scores_taken_from_a_bias(q, k, v, bias):
+    return (bias - q @ k.mT).softmax(-1) @ v
+
+
+@spelling(*HEADS_FIRST)
 def matmul_and_transpose(q, k, v):
     return torch.matmul(torch.softmax(torch.matmul(q, k.transpose(-2, -1)) / math.sqrt(D), dim=-1), v)
 
