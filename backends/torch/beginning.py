@@ -127,7 +127,7 @@ class CallProblem(Problem[W]):
 
     def for_any(self) -> tuple[str, W, Hashable] | None:
         way = self.any_size
-        launches = () if way is None else self.rehearsed(way.name)
+        launches = () if way is None else self.rehearsed(way)
         if way is None or not launches:
             return None
         with self.on_device():
@@ -140,7 +140,7 @@ class CallProblem(Problem[W]):
         """Have the kernels of a way, if it has any, compiled elsewhere and loaded here."""
         from einops_fast.backends.triton.launching.rehearsing import compile_elsewhere
 
-        launches = self.rehearsed(name)
+        launches = self.rehearsed(self._ways[name])
         if not launches:
             return None
         with self.on_device():
@@ -160,9 +160,9 @@ class CallProblem(Problem[W]):
         compiled.add_done_callback(lambda _: planner().put(load))
         return loaded
 
-    def is_loaded(self, name: str) -> bool:
+    def is_loaded(self, way: W) -> bool:
         """Return whether all kernels of a way are loaded."""
-        launches = self.rehearsed(name)
+        launches = self.rehearsed(way)
         with self.on_device():
             return all(each.is_loaded() for each in launches)
 
@@ -170,13 +170,13 @@ class CallProblem(Problem[W]):
         """Make the device of the arrays the current one."""
         return _MEMORY.on_device(self.device)
 
-    def rehearsed(self, name: str) -> Sequence[Any]:
+    def rehearsed(self, way: W) -> Sequence[Any]:
         """Return the launches of kernels of such calls, made in a way on tensors without memory."""
         from einops_fast.backends.triton.launching.rehearsing import rehearsing
 
         with self.on_device(), autotune("auto"), rehearsing() as launches:
-            if self._ways[name].compiles:
-                self.call(self._ways[name], self._like)
+            if way.compiles:
+                self.call(way, self._like)
         return launches
 
     def call(self, way: W, arrays: Sequence[Any]) -> None:
@@ -257,7 +257,7 @@ class FirstCalls(Generic[W]):
             keep(_beginnings, key, beginning)
         # What this process has measured and loaded, in another mode, needn't be tried.
         if beginning.decided is None and known is not None and "triton" in sys.modules:  # noqa: SIM102
-            if beginning.problem.is_loaded(known.name):
+            if beginning.problem.is_loaded(known):
                 beginning.decide(known)
         self._beginning = beginning
 
@@ -273,7 +273,7 @@ class FirstCalls(Generic[W]):
             return self._undecided(arrays)
         if way.compiles:
             own = self._problem.alone()
-            if not own.is_loaded(way.name):
+            if not own.is_loaded(way):
                 self._beginning = Beginning(own)
                 return self._undecided(arrays)
         self._run = self._run_of(way, arrays)
@@ -299,7 +299,7 @@ class FirstCalls(Generic[W]):
         run, problem = self._runs.get(way.name), self._problem
         if run is not None:
             return run
-        if way.compiles and problem is not self._beginning.problem and not problem.is_loaded(way.name):
+        if way.compiles and problem is not self._beginning.problem and not problem.is_loaded(way):
             self._beginning = Beginning(problem.alone())
             way = problem.library
         return self._run_of(way, arrays)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from time import perf_counter
 from typing import Any, Protocol
@@ -12,6 +12,7 @@ from typing import Any, Protocol
 __all__ = [
     "ATTENTION",
     "CONTRACTIONS",
+    "OPERATORS",
     "ROWS",
     "Clock",
     "Policy",
@@ -79,6 +80,9 @@ CONTRACTIONS = Policy({"auto": 1.4, "always": 4.0}, bonus=1.04)
 
 ROWS = Policy({"auto": inf, "always": inf}, bonus=1.01)
 """The rule's way is preferred."""
+
+OPERATORS = replace(ROWS, host_rounds=11, host_spread=1.0)
+"""Whole calls of operators, by the library or by kernels: what the caller pays counts, be it the host's time."""
 
 ATTENTION = Policy(
     {"auto": 2.5, "always": 8.0},

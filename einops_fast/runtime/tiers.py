@@ -125,9 +125,6 @@ class Problem(ABC, Generic[W]):
     def settle(self) -> W:
         """Choose now, whatever it takes, by runs on operands that are made up."""
 
-    def compare(self) -> None:
-        """Measure, where :meth:`settle` doesn't, whether the library is faster, and write it down for later calls."""
-
 
 class Tiers(Generic[W]):
     """What runs the calls of one problem until a way is chosen for good.
@@ -177,12 +174,10 @@ class Tiers(Generic[W]):
             if future is not None:
                 future.exception()
 
-    def settle(self, compares: bool = False) -> None:
-        """Choose now, and wait for that; if it ``compares``, for a measurement beside the library, too."""
+    def settle(self) -> None:
+        """Choose now, and wait for that."""
         with self._busy:
             way = self._problem.settle()
-            if compares:
-                self._problem.compare()
             self._chosen(way, self._problem.run(way))
         _undecided.discard(self)
 
@@ -332,7 +327,7 @@ class Tiers(Generic[W]):
         return run
 
 
-def settle_all(told: Callable[[str, int, int], None] = lambda what, done, of: None, compares: bool = False) -> None:
+def settle_all(told: Callable[[str, int, int], None] = lambda what, done, of: None) -> None:
     """Choose now for every problem that calls have been made of."""
     undecided = list(_undecided)
     if background.available():
@@ -342,7 +337,7 @@ def settle_all(told: Callable[[str, int, int], None] = lambda what, done, of: No
                 told("compiled", done, len(undecided))
     for done, each in enumerate(undecided, 1):
         try:
-            each.settle(compares)
+            each.settle()
         except (MemoryError, RuntimeError) as error:  # no room for operands to measure with, say
             warnings.warn(f"no kernel was chosen for some calls, which go on as they are: {error}", RuntimeWarning, 3)
         told("measured", done, len(undecided))

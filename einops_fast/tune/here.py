@@ -45,7 +45,7 @@ def tune_here(calls: Sequence[Called], device: int, told: Callable[[str, int, in
                 failed.append((call, in_words(error)))
             told("called", done, len(calls))
         torch.cuda.synchronize()
-        settle_all(told, compares=True)
+        settle_all(told)
     return failed
 
 

@@ -264,17 +264,13 @@ def test_waiting_settles_what_was_called(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (problem.settled, other.settled) == (1, 1)
 
 
-def test_settling_tells_how_far_it_is_and_compares_if_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    compared: list[Fake] = []
-    monkeypatch.setattr(Fake, "compare", lambda self: compared.append(self))
+def test_settling_tells_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Tiers, "compile", lambda self: None)
     problems = [Fake({"library": 3e-5, "one": 2e-5}) for _ in range(2)]
     told: list[tuple[str, int, int]] = []
-    settle_all(lambda *given: told.append(given), compares=True)
-    assert {*compared} == {*problems}
+    settle_all(lambda *given: told.append(given))
+    assert [problem.settled for problem in problems] == [1, 1]
     assert told == [(what, done, 2) for what in ("compiled", "measured") for done in (1, 2)]
-    settle_all()
-    assert len(compared) == 2
 
 
 class FakeForAny(Fake):

@@ -99,7 +99,7 @@ def test_calls_that_fail_are_left_out(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: "H200")
     monkeypatch.setattr(here, "recall_rates", lambda name: name)
     monkeypatch.setattr(here.background, "take_all_processors", lambda: None)
-    monkeypatch.setattr(here, "settle_all", lambda told, compares: told("settled", compares, True))
+    monkeypatch.setattr(here, "settle_all", lambda told: told("settled", 1, 1))
     make = again.numbers_like
     monkeypatch.setattr(again, "numbers_like", lambda layout, device: make(layout, "cpu"))
     calls = [

@@ -59,7 +59,7 @@ class AttentionProblem(CallProblem[Implementation]):
         else:  # lengths and pages can't be made up
             way = min(self._ways.values(), key=lambda way: self._predicted[way.name])
         with self.on_device():
-            for each in self.rehearsed(way.name):
+            for each in self.rehearsed(way):
                 each.compile()
         return way
 

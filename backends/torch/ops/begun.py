@@ -16,7 +16,7 @@ from einops_fast.backends.torch.types import PLAIN, is_jit_tracing, is_recompute
 from einops_fast.backends.triton_support import interpreted
 from einops_fast.planning.layout import VECTOR, dense_strides, reach
 from einops_fast.runtime.choosing import agree
-from einops_fast.runtime.measuring import ROWS, record_of, time_runs
+from einops_fast.runtime.measuring import OPERATORS, record_of, time_runs
 from einops_fast.runtime.plan_cache import emptied_with_plans, keep
 from einops_fast.runtime.tiers import Run
 from einops_fast.runtime.tuning import autotune, by_any_size, current_mode
@@ -107,7 +107,7 @@ class _OperatorProblem(CallProblem[_Way]):
             "rows": rows,
             "alike": repr(alike),
         }
-        super().__init__(device, kind, (_LIBRARY, _KERNELS, _ANY_SIZE), ROWS, details, calls.arrays)
+        super().__init__(device, kind, (_LIBRARY, _KERNELS, _ANY_SIZE), OPERATORS, details, calls.arrays)
         self._runs = {
             _LIBRARY: calls.library if first.is_contiguous() else _in_order(calls.library),
             _KERNELS: calls.kernels,
@@ -128,18 +128,17 @@ class _OperatorProblem(CallProblem[_Way]):
         return _SAVED * len(given) * seconds * (_WITH_GRADIENTS if any(each.requires_grad for each in given) else 1.0)
 
     def settle(self) -> _Way:
-        with self.on_device(), autotune("wait"):
-            self.call(_KERNELS, self.samples())
-        return _KERNELS
-
-    def compare(self) -> None:
         samples, ways = self.samples(), (_LIBRARY, _KERNELS)
         makers = {way.name: partial(partial, self.call, way, samples) for way in ways}
-        with self.on_device(), autotune("auto"):
-            times = time_runs(makers, DeviceClock(MEMORY, self.device), self.policy)
+        with self.on_device():
+            with autotune("wait"):
+                self.call(_KERNELS, samples)
+            with autotune("auto"):
+                times = time_runs(makers, DeviceClock(MEMORY, self.device), self.policy)
         record = record_of(times, [*makers], self.preferred(ways), self.policy)
-        if record is not None:
-            agree(self.key(), "auto", record, makers.__contains__)
+        if record is None:  # no room for two calls in a row, say
+            return _KERNELS
+        return self.named(agree(self.key(), "auto", record, makers.__contains__)["choice"])
 
 
 def _in_order(library: Run) -> Run:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from einops_fast.attention.options import Options, Request
 from einops_fast.attention.registry import Implementation
 from einops_fast.backends.gpus import gpu_ceilings
 from einops_fast.backends.torch import beginning
+from einops_fast.backends.torch.attention import beginning as attention_beginning
 from einops_fast.backends.torch.attention.beginning import first_calls
 from einops_fast.backends.torch.beginning import Beginning, _nodes, meta_like
 from einops_fast.backends.torch.ops import begun
@@ -200,6 +202,26 @@ def test_attention_in_a_checkpoint_is_decided_for_once(monkeypatch: pytest.Monke
     clear_plans()
 
 
+@pytest.mark.parametrize("compiles", [False, True])
+def test_attention_may_be_settled_on_what_no_call_begins_with(monkeypatch: pytest.MonkeyPatch, compiles: bool) -> None:
+    """A library that takes long to begin isn't tried by calls as they come."""
+    ran: list[str] = []
+    library, late = Named("library", False, ran), Named("late", compiles, ran)
+    q = torch.ones(2, 3, 4)
+    plan = plan_of(Request("b i d, b j d, b j e -> b i e", None, Options()), {"q": q, "k": q, "v": q}, "torch")
+    plan = replace(plan, spec=replace(plan.spec, device="cuda:0"))
+    undecided = Undecided([library], {"library": 1.0}, {"problem": "attention"}, "kind")
+    monkeypatch.setattr(beginning, "sample_like", lambda meta, device: torch.ones(meta.shape))
+    monkeypatch.setattr(attention_beginning, "choose", lambda *given: SimpleNamespace(implementation=late))
+    clear_plans()
+    call = first_calls(plan, undecided, (q, q, q))
+    call._beginning._tiers.settle()
+    ran.clear()
+    call(q, q, q)
+    assert {*ran} == {"late"}
+    clear_plans()
+
+
 @pytest.fixture
 def decided(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[str]]:
     """The names of the ways that were decided for; kernels pay at once, and nothing is known of any."""
@@ -238,7 +260,7 @@ def test_every_call_is_right_and_a_way_is_decided_for(name: str, decided: list[s
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["layer_norm", "attention"])
-def test_waiting_decides_for_kernels(name: str, decided: list[str]) -> None:
+def test_waiting_decides_for_a_way(name: str, decided: list[str]) -> None:
     run, operands = calls()[name]
     first = results(run, operands)
     assert not decided

@@ -67,10 +67,16 @@ EQUATIONS = {
 }
 
 def of_rows(make):
-    return lambda l: operator_problem(make(l)).rehearsed("kernels for any size")
+    def rehearsed(l):
+        problem = operator_problem(make(l))
+        return problem.rehearsed(problem.any_size)
+    return rehearsed
 
 def of_attention(make):
-    return lambda l: make(l).rehearsed("triton")
+    def rehearsed(l):
+        problem = make(l)
+        return problem.rehearsed(problem.named("triton"))
+    return rehearsed
 
 def of_equation(equation, shapes):
     def launches(l):

@@ -29,9 +29,10 @@ CALLS = {
 }
 
 with aimed_at(90):
-    problems = {name: ("kernels", operator_problem(calls)) for name, calls in CALLS.items()}
-    problems["attention"] = "triton", attention_problem(2, 300, 4, 64)
-    problems["dropped attention"] = "triton", attention_problem(2, 300, 4, 64, dropout_p=0.1)
+    named = {name: ("kernels", operator_problem(calls)) for name, calls in CALLS.items()}
+    named["attention"] = "triton", attention_problem(2, 300, 4, 64)
+    named["dropped attention"] = "triton", attention_problem(2, 300, 4, 64, dropout_p=0.1)
+    problems = {name: (problem.named(way), problem) for name, (way, problem) in named.items()}
     for name, (way, problem) in problems.items():
         launches = problem.rehearsed(way)
         print(name, *sorted({each.call.function.__name__ for each in launches}), sep=",")
@@ -40,7 +41,7 @@ with aimed_at(90):
     way, problem = problems["softmax"]
     for each in problem.rehearsed(way):
         each.compile()
-    print(problem.is_loaded(way), problems["norm"][1].is_loaded("kernels"), problem.saves() > 0)
+    print(problem.is_loaded(way), problems["norm"][1].is_loaded(way), problem.saves() > 0)
 """
 )
 
