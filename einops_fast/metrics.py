@@ -23,18 +23,18 @@ Example:
 
 from __future__ import annotations
 
-import atexit
 import csv
 import os
 import sys
 import warnings
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from einops_fast.errors import EinsumError
+from einops_fast.observing.ending import at_end, at_end_of_children
 from einops_fast.observing.observers import recording, start
 from einops_fast.observing.recording import Recorder, current_label
 from einops_fast.runtime.blocks import Block, Setting, holding
@@ -51,8 +51,9 @@ VARIABLE = "EINOPS_FAST_METRICS"
 def record(folder: str | os.PathLike[str], tables: Collection[str] = TABLES) -> Block[Recorder]:
     """Observe every call in a ``with`` block, of all threads, and write the tables at its end.
 
-    Plans are made anew at the beginning and at the end of the block, so it is for parts of a program that run for a
-    while.
+    A process that is forked in the block writes tables of its own calls: where it leaves the block, or at the end of a
+    child of :mod:`multiprocessing`. Plans are made anew at the beginning and at the end of the block, so it is for
+    parts of a program that run for a while.
 
     Args:
         folder: where to; made if it isn't there.
@@ -67,8 +68,9 @@ def record(folder: str | os.PathLike[str], tables: Collection[str] = TABLES) -> 
 
 @contextmanager
 def _record(folder: str | os.PathLike[str], tables: Collection[str]) -> Iterator[Recorder]:
+    folder = os.path.abspath(folder)
     try:
-        with recording() as recorder:
+        with recording() as recorder, at_end_of_children(partial(_write_at_end, recorder, folder, tables)):
             yield recorder
     finally:
         write(recorder, folder, tables)
@@ -105,9 +107,7 @@ def write(recorder: Recorder, folder: str | os.PathLike[str], tables: Collection
     for name, rows in made.items():
         if rows:
             Path(folder).mkdir(parents=True, exist_ok=True)
-            path = _free(Path(folder), name)
-            _write(path, rows)
-            paths.append(path)
+            paths.append(_write(Path(folder), name, rows))
     return paths
 
 
@@ -117,14 +117,19 @@ def read(folder: str | os.PathLike[str]) -> dict[str, list[dict[str, str]]]:
     for name in TABLES:
         found[name] = []
         for path in sorted(Path(folder).glob(f"{name}-*.csv")):
-            with open(path, newline="", encoding="utf-8") as file:
-                found[name] += csv.DictReader(file)
+            try:
+                with open(path, newline="", encoding="utf-8") as file:
+                    found[name] += csv.DictReader(file)
+            except (UnicodeDecodeError, csv.Error) as error:
+                raise EinsumError(f"{path} is no table of metrics: {error}") from None
     return found
 
 
 def start_from_environment() -> None:
     """Record for the rest of the process, if the environment asks for it, and write at its end.
 
+    Processes that it starts or forks write files of their own. One that ends by ``os._exit``, or by a signal, writes
+    none, unless it is a child of :mod:`multiprocessing` that ends or is terminated.
     Where :data:`VARIABLE` isn't tables, a colon and a folder, that is a warning: the program runs as without it.
     """
     asked = os.environ.get(VARIABLE, "")
@@ -141,15 +146,16 @@ def start_from_environment() -> None:
         )
         return
     # Relative to where the program was started, wherever it is by then.
-    atexit.register(_write_at_end, start(), os.path.abspath(folder), tables)
+    at_end(partial(_write_at_end, start(), os.path.abspath(folder), tables))
 
 
 def _write_at_end(recorder: Recorder, folder: str, tables: Collection[str]) -> None:
-    """:func:`write`, where nobody is left to catch an error."""
+    """:func:`write` what wasn't yet, where nobody is left to catch an error."""
     try:
         write(recorder, folder, tables)
     except OSError as error:
-        print(f"einops_fast: the tables that {VARIABLE} asks for can't be written: {error}", file=sys.stderr)
+        print(f"einops_fast: the tables of metrics can't be written: {error}", file=sys.stderr)
+    recorder.clear()
 
 
 def _check(tables: Collection[str]) -> None:
@@ -159,17 +165,15 @@ def _check(tables: Collection[str]) -> None:
         raise EinsumError(f"no such table of metrics: {', '.join(unknown)} (there are {', '.join(TABLES)})")
 
 
-def _free(folder: Path, name: str) -> Path:
-    """A name that no other process, and no earlier block, has written to."""
-    count = 0
-    while (path := folder / f"{name}-{os.getpid()}-{count}.csv").exists():
-        count += 1
-    return path
-
-
-def _write(path: Path, rows: list[Mapping[str, Any]]) -> None:
-    with open(path, "x", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        for row in rows:
-            writer.writerow({name: "" if value is None else value for name, value in row.items()})
+def _write(folder: Path, name: str, rows: list[Mapping[str, Any]]) -> Path:
+    """Write a table to a file that no other process, and no earlier block, has made."""
+    number = 0
+    while True:
+        path = folder / f"{name}-{os.getpid()}-{number}.csv"
+        with suppress(FileExistsError), open(path, "x", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            for row in rows:
+                writer.writerow({name: "" if value is None else value for name, value in row.items()})
+            return path
+        number += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -66,6 +67,19 @@ class FusionLog:
 
 _lock = threading.Lock()
 _logs: list[FusionLog] = []
+
+
+def _in_fork() -> None:
+    """Leave to the parent what it has logged."""
+    global _lock
+    _lock = threading.Lock()
+    for log in _logs:
+        log.fused.clear()
+        log.missed.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_fork)
 
 
 @contextmanager

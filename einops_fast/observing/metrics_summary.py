@@ -29,11 +29,17 @@ def summarize(folder: str | os.PathLike[str], top: int = 10) -> str:
     tables = read(folder)
     if not any(tables.values()):
         raise EinsumError(f"there are no tables of metrics in {os.fspath(folder)}")
-    # Of plans that are run within another one the time is the other's already.
-    plans = [row for row in tables["plans"] if row["inside"] == "0"]
-    parts = [*_plans(plans, top), *_copies(tables["steps"], top), *_predictions(plans, top)]
-    parts += [*_kernels(tables["kernels"], top), *_fallbacks(tables["fallbacks"], top)]
-    parts += _fusions(tables["fusions"], top)
+    try:
+        # Of plans that are run within another one the time is the other's already.
+        plans = [row for row in tables["plans"] if row["inside"] == "0"]
+        parts = [*_plans(plans, top), *_copies(tables["steps"], top), *_predictions(plans, top)]
+        parts += [*_kernels(tables["kernels"], top), *_fallbacks(tables["fallbacks"], top)]
+        parts += _fusions(tables["fusions"], top)
+    except (ArithmeticError, KeyError, TypeError, ValueError) as error:
+        raise EinsumError(f"a table in {os.fspath(folder)} has no such column, or no number in it: {error}") from None
+    if not parts:
+        names = ", ".join(name for name, rows in tables.items() if rows)
+        raise EinsumError(f"there is nothing to sum up in {os.fspath(folder)}, which has tables of: {names}")
     return "\n".join(parts)
 
 

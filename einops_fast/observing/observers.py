@@ -6,6 +6,7 @@ anew, so a call that nobody records doesn't even ask.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +23,18 @@ __all__ = ["active", "observed", "profile", "recording", "start"]
 
 _active: tuple[Recorder, ...] = ()
 _lock = threading.Lock()
+
+
+def _in_fork() -> None:
+    """Leave to the parent what it has recorded."""
+    global _lock
+    _lock = threading.Lock()
+    for recorder in _active:
+        recorder.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_fork)
 
 
 def start() -> Recorder:

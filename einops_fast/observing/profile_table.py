@@ -103,7 +103,7 @@ class Profile:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._began, self._ended = perf_counter(), 0.0
+        self._ended = 0.0
 
     def end(self) -> None:
         """Stop the clock of the program's time."""
@@ -112,7 +112,7 @@ class Profile:
     @property
     def elapsed(self) -> float:
         """Seconds that the program has run, without those that went into timing native functions."""
-        return (self._ended or perf_counter()) - self._began - self._recorder.aside
+        return (self._ended or perf_counter()) - self._recorder.began - self._recorder.aside
 
     @property
     def native(self) -> list[NativeRow]:

@@ -135,6 +135,11 @@ class Recorder:
     """Observes plans, and keeps what it sees."""
 
     def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Begin anew, also with plans that are watched already."""
+        self.began = perf_counter()
         self.records: dict[tuple[_Watch, str, bool], PlanRecord] = {}  # by plan and label
         # how often patched calls went to the framework's own function, by its name, equation, label, caller and reason
         self.native: Counter[tuple[str, str, str, str, str]] = Counter()

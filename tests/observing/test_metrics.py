@@ -413,7 +413,7 @@ def test_an_environment_that_makes_no_sense_stops_nothing(tmp_path):
 def test_a_folder_that_cannot_be_written_is_told(tmp_path):
     (tmp_path / "file").write_text("")
     told = run_script(tmp_path, "plans:file/in")
-    assert told.startswith(f"einops_fast: the tables that {metrics.VARIABLE} asks for can't be written: ")
+    assert told.startswith("einops_fast: the tables of metrics can't be written: ")
     assert len(told.splitlines()) == 1
 
 
@@ -452,6 +452,23 @@ def test_summary(tmp_path, capsys):
     assert len(summarize(tmp_path, 1)) < len(told)
     assert cli.main(["metrics", "summarize", str(tmp_path), "--top", "-1"]) == 2
     assert "1 at least, not -1" in capsys.readouterr().err
+
+
+def test_tables_without_a_summary(tmp_path):
+    write(tmp_path, "calls", [{"kind": "einsum"}])
+    with pytest.raises(EinsumError, match=r"nothing to sum up in .*, which has tables of: calls"):
+        summarize(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text", [b"one,two\n1,2\n", b"\xff\xfe", b"inside,calls\n0\n", b"inside,calls\n0,many\n", b"inside\n1\n"]
+)
+def test_tables_that_are_none(text, tmp_path, capsys):
+    (tmp_path / "plans-1-0.csv").write_bytes(text)
+    assert cli.main(["metrics", "summarize", str(tmp_path)]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("einops-fast: ")
+    assert str(tmp_path) in told
 
 
 def test_no_tables_to_sum_up(tmp_path, capsys):
