@@ -4,14 +4,14 @@ look at the cache and at metrics."""
 from __future__ import annotations
 
 import argparse
+import atexit
 import json
 import os
-import runpy
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from einops_fast._version import __version__
@@ -19,14 +19,15 @@ from einops_fast.backends import registered
 from einops_fast.compiler.report import fusions
 from einops_fast.errors import EinsumError
 from einops_fast.explain import explain_shapes
+from einops_fast.observing.ending import at_end
 from einops_fast.observing.observers import profile
 from einops_fast.observing.tables import lasting, print_table
 from einops_fast.patching.patch import FUNCTIONS, patch
 from einops_fast.planning.cost import ITEM_SIZES
+from einops_fast.program import prepared, split
 from einops_fast.runtime import disk_cache
 from einops_fast.tune.bundle import bring_in
 from einops_fast.tune.command import add_to as add_tune
-from einops_fast.tune.command import tune
 
 __all__ = ["main"]
 
@@ -56,29 +57,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
         0
     """
     arguments = sys.argv[1:] if arguments is None else arguments
-    if arguments[:1] == ["profile"]:
-        # It has a parser of its own, and few programs measure anything.
-        from einops_fast.profiles.__main__ import main as profile
-
-        return profile(arguments[1:], "einops-fast profile")
-    parser, run_parser = _parsers()
-    options = parser.parse_args(arguments)
-    printing = {
-        "explain": _explain, "cache": _cache, "device": _device, "metrics": _metrics, "tune": _tune
-    }.get(options.command)  # fmt: skip
-    if printing is not None:
-        status = 0
+    command, program = arguments, [""]
+    if arguments[:1] in (["run"], ["fusions"]):
+        command, program = split(arguments, "--patch")
+    elif sys.stdout is None:
+        return _refuse("the standard output is closed; if nobody shall read it, give >/dev/null")
+    status, run = 0, None  # where nobody reads, all is done
+    try:
         with lasting():
-            status = printing(options)
-        return status
-    if not (options.patch or options.profile):
-        run_parser.error("give --patch NAME, --profile or both")
-    if not (options.module or options.code or options.script):
-        run_parser.error("what shall be run? Give a script, -m and a module, or -c and code")
-    return _run(options)
+            if arguments[:1] == ["profile"]:
+                # It has a parser of its own, and few programs measure anything.
+                from einops_fast.profiles.__main__ import main as profile
+
+                status = profile(arguments[1:], "einops-fast profile")
+            else:
+                options = _parser().parse_args(command)
+                if options.command in ("run", "fusions"):
+                    run = partial(_run, options, program)
+                else:
+                    status = options.answer(options)
+    except (EinsumError, ImportError, OSError) as error:
+        return _refuse(error)
+    return status if run is None else run()
 
 
-def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("einops-fast", description="einsum at the speed of the hardware")
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
@@ -140,6 +143,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         help="true, false or the name of an opt_einsum optimizer (default: %(default)s)",
     )
     explain.add_argument("--json", action="store_true", help="print JSON")
+    explain.set_defaults(answer=_explain)
 
     # For the list of commands; what follows it is read elsewhere.
     commands.add_parser("profile", help="measure on this machine, and report", add_help=False)
@@ -158,6 +162,8 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     bringing = actions.add_parser("import", help="take over what einops-fast tune --out wrote", allow_abbrev=False)
     bringing.add_argument("bundle", type=Path, metavar="PATH", help="a folder, or a file that ends in .zip")
 
+    cache.set_defaults(answer=_cache)
+
     add_tune(commands)
 
     device = commands.add_parser(
@@ -168,6 +174,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     )
     device.add_argument("--measure", action="store_true", help="measure now, by torch, on devices that are idle")
     device.add_argument("--json", action="store_true", help="print JSON")
+    device.set_defaults(answer=_device)
 
     metrics = commands.add_parser("metrics", help="sum up tables of metrics", allow_abbrev=False)
     of_metrics = metrics.add_subparsers(dest="action", required=True)
@@ -179,15 +186,17 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     )
     summarize.add_argument("folder", metavar="DIR")
     summarize.add_argument("--top", type=int, default=10, metavar="N", help="lines of each list (default: %(default)s)")
-    return parser, run
+    metrics.set_defaults(answer=_metrics)
+    return parser
 
 
 def _add_program(parser: argparse.ArgumentParser) -> None:
-    """Have a command take a program. Whatever follows the module or the script is an argument of it, options too."""
-    parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="a module, and its arguments")
-    parser.add_argument("-c", dest="code", nargs=argparse.REMAINDER, help="code, and its arguments")
-    parser.add_argument("script", nargs="?", metavar="SCRIPT", help="a script")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="its arguments")
+    """Say in a command's help that it takes a program; see :func:`einops_fast.program.split`."""
+    parser.add_argument("-m", metavar="MODULE", help="a module, and its arguments")
+    parser.add_argument("-c", metavar="CODE", help="code, and its arguments")
+    parser.add_argument("script", nargs="?", metavar="SCRIPT", help="a script, or - for the standard input")
+    parser.add_argument("arguments", nargs="*", metavar="ARGUMENT", help="its arguments")
+    parser.set_defaults(wrong=parser.error)
 
 
 def _names(text: str) -> list[str]:
@@ -209,55 +218,40 @@ def _shape(text: str) -> tuple[int, ...] | dict[str, int]:
         raise argparse.ArgumentTypeError(f"{text!r} is no shape; write 64,100, 64x100 or ()") from None
 
 
-def _run(options: argparse.Namespace) -> int:
-    script, arguments = options.script, options.arguments
-    flag, program = ("-m", options.module) if options.module else ("-c", options.code)
-    if program and script is not None:
-        # argparse takes a "--" among the program's arguments for the end of them.
-        program, script = [*program, "--", script, *arguments], None
-    elif script in ("-m", "-c") and arguments:  # after a "--"
-        flag, program, script = script, arguments, None
-    if script is not None and not os.path.exists(script):
-        return _refuse(f"there is no file {script!r}")
-    # Whether anybody looks on decides what a patch of attention sees.
-    fused = fusions() if options.command == "fusions" else nullcontext()
-    seen: Any = profile() if options.profile else fused
-    with seen as profiled:
+def _run(options: argparse.Namespace, program: Sequence[str]) -> int:
+    if not (options.patch or options.profile):
+        options.wrong("give --patch NAME, --profile or both")
+    if not program or (program[0] in ("-m", "-c") and len(program) < 2):
+        options.wrong("what shall be run? Give a script, -m and a module, or -c and code")
+    seen: Any = None
+    # For the rest of the process: threads and exit handlers may outlive the script.
+    with ExitStack() as stack:
         try:
-            # For the rest of the process: threads and exit handlers may outlive the script.
+            run = prepared(program)
+            # Whether anybody looks on decides what a patch of attention sees.
+            if options.profile or options.command == "fusions":
+                seen = stack.enter_context(profile() if options.profile else fusions())
             if options.patch:
                 patch(*options.patch)
-        except (EinsumError, ImportError) as error:
+        except (EinsumError, ImportError, OSError) as error:
             return _refuse(error)
-        with _printed_at_end(profiled) if profiled is not None else nullcontext():
-            return _run_program(flag, program or [], script, arguments)
-
-
-def _run_program(flag: str, program: list[str], script: str | None, arguments: list[str]) -> int:
-    # Python puts the script's folder, or the working directory, first; now there is what found this module.
-    first = os.getcwd() if script is None else os.path.dirname(os.path.realpath(script))
-    if not (sys.flags.isolated or getattr(sys.flags, "safe_path", False)):
-        sys.path[0] = first
-    if script is not None:
-        sys.argv[:] = [script, *arguments]
-        runpy.run_path(script, run_name="__main__")
-    elif flag == "-m":
-        sys.argv[:] = program
-        runpy.run_module(program[0], run_name="__main__", alter_sys=True)
-    else:
-        sys.argv[:] = ["-c", *program[1:]]
-        main_module = sys.modules["__main__"] = ModuleType("__main__")
-        exec(compile(program[0], "<string>", "exec"), vars(main_module))
+        atexit.register(stack.pop_all().close)
+    if seen is not None:
+        _print_at_end(seen)
+    run()
     return 0
 
 
-@contextmanager
-def _printed_at_end(seen: object) -> Iterator[None]:
-    """Print the profile, or the fusions, of a script at its end, whichever way it ends."""
-    try:
-        yield
-    finally:
-        print(f"\n{seen}", file=sys.stderr)
+def _print_at_end(seen: object) -> None:
+    """Print the profile, or the fusions, of a program at its end, whichever way it ends, and of each of its forks."""
+    process, nothing = os.getpid(), str(seen)
+
+    def report() -> None:
+        words, fork = str(seen), os.getpid() != process
+        if sys.stderr is not None and not (fork and words == nothing):
+            print(f"\nprocess {os.getpid()}:\n{words}" if fork else f"\n{words}", file=sys.stderr)
+
+    at_end(report)
 
 
 def _explain(options: argparse.Namespace) -> int:
@@ -271,8 +265,6 @@ def _explain(options: argparse.Namespace) -> int:
             optimize=options.optimize,
             sizes={name: size for each in sizes for name, size in each.items()},
         )
-    except (EinsumError, ImportError) as error:
-        return _refuse(error)
     except TypeError as error:  # a size of an axis that the equation hasn't
         return _refuse(str(error).rpartition("argument ")[2])
     print(json.dumps(explanation.to_dict(), indent=2) if options.json else explanation)
@@ -282,18 +274,8 @@ def _explain(options: argparse.Namespace) -> int:
 def _metrics(options: argparse.Namespace) -> int:
     from einops_fast.observing.metrics_summary import summarize
 
-    try:
-        print(summarize(options.folder, options.top))
-    except EinsumError as error:
-        return _refuse(error)
+    print(summarize(options.folder, options.top))
     return 0
-
-
-def _tune(options: argparse.Namespace) -> int:
-    try:
-        return tune(options)
-    except (EinsumError, ImportError) as error:
-        return _refuse(error)
 
 
 def _cache(options: argparse.Namespace) -> int:
@@ -301,10 +283,7 @@ def _cache(options: argparse.Namespace) -> int:
     if options.action == "path":
         print(folder)
     elif options.action == "import":
-        try:
-            found = bring_in(options.bundle)
-        except (EinsumError, ImportError) as error:
-            return _refuse(error)
+        found = bring_in(options.bundle)
         print(f"took over {found.kernels} kernels and {found.choices} choices")
         for versions in found.unlike:
             print(f"einops-fast: choices don't count that were measured with {versions}", file=sys.stderr)

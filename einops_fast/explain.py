@@ -79,10 +79,12 @@ def explain_shapes(
     chosen = get_backend(backend)
     try:
         examples = [chosen.example(tuple(shape), dtype) for shape in shapes]
-    except (AttributeError, TypeError) as error:
+    except (AttributeError, KeyError, TypeError) as error:
         raise OperandError(f"{backend} has no dtype {dtype!r}") from error
     except (ValueError, OverflowError, RuntimeError) as error:
-        raise ShapeError(f"{backend} has no array of these shapes: {error}") from error
+        # MXNet's begin with where in its source they come from.
+        *_, reason = str(error).strip().splitlines() if str(error).startswith("Traceback") else [error]
+        raise ShapeError(f"{backend} has no array of these shapes: {reason}") from error
     return _explanation_of(plan_arguments((equation, *examples), None, "safe", optimize, sizes))
 
 

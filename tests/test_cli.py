@@ -3,16 +3,21 @@
 import errno
 import json
 import os
+import py_compile
 import re
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
+from optional_mxnet import mxnet_or_skip
 from python_process import ROOT, run_python
 
+from einops_fast.backends import registered
 from einops_fast.cli import main
 from einops_fast.patching.patch import FUNCTIONS
+from einops_fast.planning.cost import ITEM_SIZES
 from einops_fast.runtime import disk_cache
 
 SCRIPT = """
@@ -72,6 +77,89 @@ def test_runs_a_module_as_python_does(folder, separator):
     assert done.stdout == f"{arguments} {folder} 5 True\nMine\n"
 
 
+PROGRAM = """
+import atexit, multiprocessing, pickle, sys, threading
+import helper
+
+class Mine:
+    pass
+
+def child():
+    print("child")
+
+# No child of multiprocessing imports a file of this name.
+mine = helper.child if __file__.endswith("__main__.py") else child
+
+def late():
+    threading.main_thread().join()
+    assert sys.modules["__main__"].__dict__ is globals()
+    print("thread", pickle.loads(pickle.dumps(Mine())).__class__ is Mine)
+    process = multiprocessing.get_context("spawn").Process(target=mine)
+    process.start()
+    process.join()
+
+if __name__ == "__main__":
+    module = sys.modules["__main__"]
+    print(sys.argv, sys.path[0], module.__dict__.get("__file__"), module.__spec__ and module.__spec__.name)
+    sys.stdout.flush()
+    threading.Thread(target=late).start()
+    atexit.register(lambda: print("atexit", pickle.loads(pickle.dumps(Mine())).__class__ is Mine))
+"""
+
+
+@pytest.mark.parametrize("kind", ["script.py", "folder", "archive.zip", "compiled.pyc", "-mfolder", "-mpackage.module"])
+def test_the_main_module_outlives_its_program(kind, tmp_path):
+    """What Python runs last of a program, in threads and exit handlers, sees its module as it was."""
+    (tmp_path / "package").mkdir()
+    (tmp_path / "folder").mkdir()
+    sources = [tmp_path / name for name in ("script.py", "folder/__main__.py", "package/module.py")]
+    for path in sources:
+        path.write_text(PROGRAM)
+    for folder in (tmp_path, tmp_path / "folder"):
+        (folder / "helper.py").write_text("def child():\n    print('child')\n")
+    py_compile.compile(str(sources[0]), str(tmp_path / "compiled.pyc"))
+    with zipfile.ZipFile(tmp_path / "archive.zip", "w") as archive:
+        for path in (tmp_path / "folder").glob("*.py"):
+            archive.write(path, path.name)
+    done = _run("run", "--patch", "numpy", kind, "--", "a", "--", cwd=tmp_path)
+    native = run_python(kind, "--", "a", "--", cwd=tmp_path)
+    first, *others = done.stdout.splitlines()
+    assert first == native.stdout.splitlines()[0]
+    assert done.stderr == ""
+    # Python itself forgets a script's file before its last thread ends.
+    assert others == ["thread True", "child", "atexit True"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["-c", "import sys; print(sys.argv, sys.path[0])", "--", "-c"],
+        ["-cimport sys; print(sys.argv)", "a", "--", "b"],
+        ["-c", "def f(x: int): ...\nprint(f.__annotations__)"],
+        ["-c", "import sys; sys.exit('a reason')"],
+        ["-c", "import sys; sys.exit([1])"],
+        ["-c", "raise SystemExit"],
+        ["-c", "raise KeyboardInterrupt"],
+        ["-c", "1 / 0"],
+        ["-c", "nonsense nonsense"],
+        ["-c", ""],
+        ["-m", "missing"],
+        ["-", "a", "--"],
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize("separator", [["--"], []], ids=["with --", "without --"])
+def test_ends_as_python_does(arguments, separator):
+    def told(*command):
+        program = "import sys; print(sys.argv, sys.path[0]); sys.exit(5)"
+        done = subprocess.run(
+            [sys.executable, *command, *arguments], input=program, capture_output=True, text=True, cwd=ROOT
+        )
+        return done.returncode, done.stdout, done.stderr.splitlines()[-1:]
+
+    assert told("-m", "einops_fast", "run", "--patch", "numpy", *separator) == told()
+
+
 def test_exits_as_the_script_does(folder):
     _run("run", "--patch", "numpy", folder / "script.py", "fail", status=3)
     (folder / "broken.py").write_text("1 / 0\n")
@@ -98,6 +186,9 @@ def test_patches_several_frameworks(folder):
         (["run", "--patch", "jax", __file__], "'jax'"),
         (["run", "--patch", "numpy"], "what shall be run"),
         (["run", "--patch", "numpy", "-m"], "what shall be run"),
+        (["fusions"], "usage: einops-fast fusions"),
+        (["fusions", "-c"], "usage: einops-fast fusions"),
+        (["run", "--patch", "numpy", "/dev/null/script.py"], "no file '/dev/null/script.py'"),
         (["run", "--patch", ",", "script.py"], "at least one framework"),
         (["run", "script.py"], "--patch"),
         (["explain", "ij,jk", "2,3", "4,5"], "'j' has size"),
@@ -109,6 +200,10 @@ def test_patches_several_frameworks(folder):
         (["explain", "i (h d) -> h i d", "2x6", "n=3"], "'n': 'i (h d) -> h i d' has no such axis"),
         (["explain", "ij", "2,3", "--dtype", "nonsense"], "usage: einops-fast explain"),
         (["explain", "ij", "2,3", "--backend", "nonsense"], "usage: einops-fast explain"),
+        (["explain", "ij", "2,3", "--dtype", "bfloat16"], "numpy has no dtype 'bfloat16'"),
+        (["metrics", "summarize", "/dev/null"], "no tables of metrics in /dev/null"),
+        (["tune", "/dev/null"], "no calls in /dev/null"),
+        (["cache", "import", "/dev/null"], "/dev/null is no bundle"),
         (["cache"], "usage: einops-fast cache"),
         (["cache", "burn"], "usage: einops-fast cache"),
         (["cache", "clear", "--json"], "usage: einops-fast"),
@@ -284,6 +379,39 @@ def test_who_reads_may_close_the_output(arguments, cache):
         process.stdout.close()
         assert process.stderr.read() == ""
     assert process.returncode == 0
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
+@pytest.mark.parametrize(
+    "command",
+    ["explain ij,jk 2,3 3,4", "explain ij 2,3 --json", "cache path", "cache show", "profile --help", "--help"],
+)
+def test_an_output_that_takes_nothing(command, unbuffered, cache, monkeypatch):
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
+
+    def told(redirection):
+        shell = f"{sys.executable} -m einops_fast {command} {redirection}"
+        done = subprocess.run(["sh", "-c", shell], cwd=ROOT, capture_output=True, text=True)
+        return done.returncode, done.stderr
+
+    status, error = told(">&-")
+    assert (status, error[:43]) == (2, "einops-fast: the standard output is closed;")
+    assert told("| true") == (0, "")
+    if os.path.exists("/dev/full") and not (unbuffered and "help" in command):  # which argparse prints, or not
+        assert told(">/dev/full") == (2, f"einops-fast: [Errno {errno.ENOSPC}] {os.strerror(errno.ENOSPC)}\n")
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+@pytest.mark.parametrize("backend", registered())
+def test_explains_each_dtype_or_says_that_there_is_none(backend, capsys):
+    mxnet_or_skip() if backend == "mxnet" else pytest.importorskip(backend)
+    for dtype in ITEM_SIZES:
+        status = main(["explain", "ij,jk", "2,3", "3,4", "--backend", backend, "--dtype", dtype])
+        printed = capsys.readouterr()
+        if status:
+            assert (status, printed.err) == (2, f"einops-fast: {backend} has no dtype {dtype!r}\n")
+        else:
+            assert f"on {backend} (" in printed.out
 
 
 def test_prints_what_cannot_be_encoded(cache, monkeypatch):

@@ -16,16 +16,26 @@ __all__ = ["aligned", "lasting", "plain_table", "print_table", "rich_table"]
 def lasting() -> Iterator[None]:
     """Print in a block what any standard output can encode, and nothing more once nobody reads."""
     stream = sys.stdout
+    if stream is None:
+        yield
+        return
     known = stream.errors if isinstance(stream, io.TextIOWrapper) else None
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(errors="backslashreplace")
     try:
-        yield
-        stream.flush()
-    except BrokenPipeError:
-        # What is left would be written when Python ends.
-        with open(os.devnull, "w") as nowhere:
-            os.dup2(nowhere.fileno(), stream.fileno())
+        try:
+            yield
+        finally:
+            stream.flush()
+    except OSError as error:
+        try:
+            stream.flush()
+        except OSError:
+            # What is left would be written when Python ends.
+            with open(os.devnull, "w") as nowhere:
+                os.dup2(nowhere.fileno(), stream.fileno())
+        if not isinstance(error, BrokenPipeError):
+            raise
     finally:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=known)

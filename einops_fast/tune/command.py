@@ -50,6 +50,7 @@ def add_to(commands: Any) -> None:
         help="also write the kernels and all choices of this device to an empty folder, or a file that ends in .zip, "
         "for einops-fast cache import",
     )
+    parser.set_defaults(answer=tune)
 
 
 def tune(options: argparse.Namespace) -> int:

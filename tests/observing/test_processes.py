@@ -20,8 +20,8 @@ def call(count):
     return os.getpid()
 
 def everything(how, before):
-    import einops_fast
-    made = [call(before)] * before
+    if before:
+        call(before)
     if how == "os":
         if not os.fork():
             call(3)
@@ -84,6 +84,31 @@ def test_a_block_counts_each_call_once(how, program):
     (program / "program.py").write_text(text)
     run_python("program.py", how, 2, cwd=program)
     assert counted(program) == 2 + (3 if how == "os" else 9)
+
+
+@pytest.mark.parametrize("how", [how for how in METHODS if how in ("os", "fork")])
+def test_run_profiles_each_process(how, program):
+    done = run_python("-m", "einops_fast", "run", "--profile", "program.py", how, 2, cwd=program)
+    totals = [int(line.split()[0]) for line in done.stderr.splitlines() if " took " in line]
+    assert sum(totals) == 2 + (3 if how == "os" else 9)
+    assert done.stderr.count("process ") == len(totals) - 1
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+def test_a_fork_that_calls_nothing_prints_nothing():
+    code = "import os; os.fork() and os.wait()"
+    done = run_python("-m", "einops_fast", "run", "--profile", "-c", code)
+    assert done.stderr == "\nno einsum went through einops_fast\n"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+def test_a_profile_sees_late_threads_and_exit_handlers():
+    code = (
+        "import atexit, threading, numpy as np; f = lambda: np.einsum('ij,jk', np.ones((9, 9)), np.ones((9, 9)))\n"
+        "atexit.register(f); threading.Thread(target=lambda: (threading.main_thread().join(), f())).start()"
+    )
+    done = run_python("-m", "einops_fast", "run", "--profile", "--patch", "numpy", "-c", code)
+    assert "\n2 calls took " in done.stderr
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
