@@ -219,8 +219,20 @@ class Backend(ABC):
 
         return run
 
+    def any_size(self) -> bool:
+        """Whether plans, splits and merges have to hold for arrays of any size now, since the framework traces."""
+        return False
+
     def contraction(self, step: Contraction) -> Run:
         """By operators that hold for arrays of any size; only asked for where ``target.any_size``."""
+        raise NotImplementedError
+
+    def split(self, array: Any, axes: Sequence[Sequence[int | None]]) -> Any:
+        """The array with each axis split into axes of these sizes, one of which may follow; see :meth:`any_size`."""
+        raise NotImplementedError
+
+    def merge(self, array: Any, counts: Sequence[int]) -> Any:
+        """The array with so many axes at a time merged into one; see :meth:`any_size`."""
         raise NotImplementedError
 
     def fused(self, step: Fused) -> Run:

@@ -18,7 +18,7 @@ from einops_fast.arguments import (
     read_call,
     read_options,
 )
-from einops_fast.backends import Backend, awake_types, get_backend
+from einops_fast.backends import Backend, awake_types, backend_for_type, get_backend
 from einops_fast.errors import EinsumError, ShapeError, point_at
 from einops_fast.foreign import dispatch, hand_over
 from einops_fast.patching.small_calls import REAL, known_loops, loops_suffice
@@ -263,8 +263,10 @@ def _evaluated(operands: Sequence[Any], call: Call, sizes: Mapping[str, int], ou
         return fast_einsum(*operands, out=out, **options)
     order = read_options(options.pop("order"), options["casting"])
     result = fast_einsum(found.letters, *arrays, **options)
-    shape = found.regrouped(result.shape)
-    if shape != tuple(result.shape):
+    shape, any_size = found.regrouped(result.shape), _of_any_size(arrays)
+    if any_size is not None:
+        result = any_size.merge(result, found.groups(len(result.shape)))
+    elif shape != tuple(result.shape):
         result = result.reshape(shape)
     if out is None and order == "K":
         return result
@@ -276,22 +278,33 @@ def _with_an_axis_each(call: Call, sizes: Mapping[str, int]) -> tuple[Compositio
     """The composition of a call, and its operands with one axis for each that the equation names."""
     found = composition(call.spelled)
     arrays = [array if hasattr(array, "shape") else own_arrays([array])[1][0] for array in call.arrays]
-    shapes = [tuple(array.shape) for array in arrays]
+    shapes, any_size = [tuple(array.shape) for array in arrays], _of_any_size(arrays)
     if found is None:
         subscripts = call.subscripts(tuple(map(len, shapes)))
         known = bind_sizes(subscripts, shapes)
         told = {str(name): known[letter] for letter, name in subscripts.names if letter in known}
         _check_sizes(sizes, told, subscripts.text)
         for name, size in sizes.items():
-            if told[name] not in (1, size):
+            if told[name] != size:
                 raise ShapeError(point_at(f"axis {name!r} has size {told[name]}, not {size} as given", subscripts.text))
-        return None, arrays
+        if any_size is None:
+            return None, arrays
+        axes = tuple(map(tuple, (*subscripts.inputs, subscripts.output)))
+        found = Composition(subscripts.text, subscripts.equation, axes[:-1], axes[-1], subscripts.names)
     _check_sizes(sizes, found.names.values(), found.text)
     wanted = found.shapes(shapes, sizes)
+    if any_size is not None:
+        return found, [any_size.split(*each) for each in zip(arrays, found.fixed(shapes, sizes), strict=True)]
     return found, [
         array if shape == own else array.reshape(shape)
         for array, own, shape in zip(arrays, shapes, wanted, strict=True)
     ]
+
+
+def _of_any_size(arrays: Sequence[Any]) -> Backend | None:
+    """The backend of arrays whose framework traces the call for arrays of any size, but in a way of its own."""
+    backend = None if tracing.is_tracing() else backend_for_type(type(arrays[0]))
+    return backend if backend is not None and backend.any_size() else None
 
 
 def _check_sizes(sizes: Mapping[str, int], names: Collection[str], equation: str) -> None:

@@ -90,6 +90,13 @@ def test_sizes_are_checked_in_any_equation() -> None:
     assert fast_einsum("row in, in col -> row col", one, two, row=2).shape == (2, 4)
     with pytest.raises(ShapeError, match="axis 'row' has size 2, not 3 as given"):
         fast_einsum("row in, in col -> row col", one, two, row=3)
+    for equation in ("row col -> row col", "row () col -> (row col)"):
+        array = np.ones((1, 3) if "()" not in equation else (1, 1, 3))
+        assert fast_einsum(equation, array, row=1).size == 3
+        with pytest.raises(ShapeError, match="axis 'row' has size 1, not 4 as given"):
+            fast_einsum(equation, array, row=4)
+    assert fast_einsum("row col, row -> row col", np.ones((1, 3)), np.ones(4), row=4).shape == (4, 3)
+    assert fast_einsum("(row) col, row -> row col", np.ones((1, 3)), np.ones(4), row=4).shape == (4, 3)
     with pytest.raises(TypeError, match="unexpected keyword argument 'optimise': 'ij,jk->ik' has no such axis"):
         fast_einsum("ij,jk->ik", one, two, optimise=True)
 

@@ -17,7 +17,7 @@ from einops_fast.backends.base import Backend, Likeness, Run, one_device
 from einops_fast.backends.host import cpu_threads, free_memory
 from einops_fast.backends.mxnet.importing import import_mxnet
 from einops_fast.backends.mxnet.ops import is_deferred, multiply, native_einsum, reshape, sum_over
-from einops_fast.backends.mxnet.traced import contract_any_size
+from einops_fast.backends.mxnet.traced import contract_any_size, merge_axes, split_axes
 from einops_fast.errors import OperandError
 from einops_fast.planning.cost import Ceilings
 from einops_fast.planning.layout import contiguous_strides
@@ -182,8 +182,17 @@ class MxnetBackend(Backend):
             return lambda a, b: product(left(a), right(b))
         return lambda a, b: reshape(product(left(a), right(b)), shape)
 
+    def any_size(self) -> bool:
+        return is_deferred()
+
     def contraction(self, step: Contraction) -> Run:
         return partial(contract_any_size, step.equation)
+
+    def split(self, array: Any, axes: Sequence[Sequence[int | None]]) -> Any:
+        return split_axes(array, axes)
+
+    def merge(self, array: Any, counts: Sequence[int]) -> Any:
+        return merge_axes(array, counts)
 
     def _matrices(self, how: Arrange, batch: tuple[int, ...], matrix: tuple[int, int]) -> Run:
         # batch_dot wants a batch axis.

@@ -7,7 +7,7 @@ is equally long in both then has to be so in later calls, too: MXNet raises an e
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
@@ -18,7 +18,7 @@ import numpy as np
 from einops_fast.backends.mxnet.importing import import_mxnet
 from einops_fast.backends.mxnet.ops import ONEDNN_AXES, native_einsum, sum_over
 
-__all__ = ["contract_any_size"]
+__all__ = ["contract_any_size", "merge_axes", "split_axes"]
 
 mxnet = import_mxnet()
 mnp, npx = mxnet.np, mxnet.npx
@@ -53,6 +53,36 @@ def contract_any_size(equation: str, *operands: Any) -> Any:
     if set(left + right) == set(output):
         return _product(a, left, b, right, output)
     return _matrix_product(a, left, b, right, output)
+
+
+def split_axes(array: Any, axes: Sequence[Sequence[int | None]]) -> Any:
+    """The array with each axis split into axes of these sizes, where ``None`` is what follows from its length.
+
+    MXNet raises an error in a later call whose array doesn't have these.
+    """
+    at = 0
+    for sizes in axes:
+        if not sizes:
+            array = mnp.squeeze(array, axis=at)
+            continue
+        first, *rest = sizes
+        if not rest and first is not None:
+            # Splits are checked, and nothing else is.
+            array = _merged(npx.reshape(array, (*[-2] * at, -6, first, 1, -4)), at, 2)
+        while rest:
+            after = -1 if None in rest else prod(rest)
+            array = npx.reshape(array, (*[-2] * at, -6, -1 if first is None else first, after, -4))
+            first, *rest = rest
+            at += 1
+        at += 1
+    return array
+
+
+def merge_axes(array: Any, counts: Sequence[int]) -> Any:
+    """The array with so many axes at a time as one, of length 1 for none."""
+    for at, count in enumerate(counts):
+        array = _merged(array, at, count)
+    return array
 
 
 def _ordered(array: Any, labels: str, wanted: str) -> Any:

@@ -350,6 +350,11 @@ def plan_of(request: Request, arrays: Mapping[str, Any], framework: str) -> Plan
     if framework == "torch":
         state = torch_state.derivatives(arrays)
     elif framework == "mxnet":
+        if get_backend(framework).any_size():
+            raise OperandError(
+                "attention has a plan for these sizes only, and MXNet traces the call for arrays of any size: call it "
+                "outside of the hybridized block, or write the block with fast_einsum and ops.softmax"
+            )
         recording = bool(import_module("mxnet.autograd").is_recording())
         state = {"gradients": recording, "bias_gradient": recording and "bias" in arrays}
     return make_plan(request, arrays, framework, state)

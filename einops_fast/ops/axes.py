@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from einops_fast.attention.options import whole_number
+from einops_fast.backends import backend_for_type
 from einops_fast.errors import EinsumError, ShapeError, SubscriptsError
 from einops_fast.runtime.tracing import is_tracing
 
-__all__ = ["axis_of", "check_axis", "class_axis", "length"]
+__all__ = ["axis_of", "check_axis", "class_axis", "length", "of_any_size"]
 
 
 def axis_of(dim: int | str | None, pattern: str | None, rank: int) -> int:
@@ -130,10 +131,14 @@ def _names(pattern: str, rank: int) -> list[str]:
     return names
 
 
+def of_any_size(array: Any) -> bool:
+    """Whether this is in a graph that MXNet traces for arrays of any size."""
+    backend = None if is_tracing() else backend_for_type(type(array))
+    return backend is not None and backend.any_size()
+
+
 def length(array: Any, axis: int, dtype: Any = "int64") -> Any:
     """Return the length of an axis: a number, or in a graph that MXNet traces for arrays of any size an array."""
-    if not is_tracing() and type(array).__module__.startswith("mxnet"):
-        mxnet = sys.modules["mxnet"]
-        if mxnet._deferred_compute.is_deferred_compute():
-            return mxnet.npx.shape_array(array)[axis].astype(dtype)
+    if of_any_size(array):
+        return sys.modules["mxnet"].npx.shape_array(array)[axis].astype(dtype)
     return array.shape[axis]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from einops_fast.errors import OperandError
-from einops_fast.ops.axes import length
+from einops_fast.ops.axes import length, of_any_size
 
 __all__ = ["functions"]
 
@@ -86,8 +86,13 @@ def _softmax(
     xp: Any, x: Any, mask: Any, dim: int, log: bool, queries: int | None, shift: int, scale: float, dtype: str | None
 ) -> Any:
     score = _wide(x)
-    if not x.size:
+    if not x.size and not of_any_size(x):
         return _result(score, x, dtype)
+    if not x.shape[dim]:
+        raise OperandError(
+            f"MXNet traces the softmax of an input of shape {x.shape}, and has no largest element of none along axis "
+            f"{dim}: call the block with elements first"
+        )
     if scale != 1.0:
         score = score * scale
     seen = None

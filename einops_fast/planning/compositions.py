@@ -69,18 +69,47 @@ class Composition(NamedTuple):
             if unknown and part.size != 1:
                 problem = f"{self._place(part)} tells no size of {' and '.join(unknown)}: give one"
                 raise ShapeError(point_at(problem, self.text))
+        for name, size in given.items():
+            if all(part.size == 1 for part in every if letters[name] in part.letters) and size != 1:
+                raise ShapeError(point_at(f"axis {name!r} has size 1, not {size} as given", self.text))
         return [tuple(chain(*[part.sizes(sizes) for part in each])) for each in parts]
+
+    def fixed(self, shapes: Sequence[tuple[int, ...]], given: Mapping[str, int]) -> list[list[list[int | None]]]:
+        """Per axis of each operand what holds for operands of any size: the sizes given for its parts, or ``None``.
+
+        The arguments are those of :meth:`shapes`, which fit.
+
+        Raises:
+            ShapeError: two parts of an axis have no size given.
+        """
+        parts = [self._parts(*each) for each in zip(range(len(shapes)), self.inputs, shapes, strict=True)]
+        sizes = {letter: given.get(name) for letter, name in self.named}
+        return [[self._fixed(part, sizes) for part in each] for each in parts]
+
+    def _fixed(self, part: _Part, sizes: Mapping[str, int | None]) -> list[int | None]:
+        if part.letters == "...":
+            return [None]
+        if len(part.letters) == 1:  # a single axis of size 1 broadcasts
+            given = sizes.get(part.letters)
+            return [given if given == part.size else None]
+        left = [self.names[letter] for letter in part.letters if sizes.get(letter) is None]
+        if len(left) > 1 and part.size != 1:
+            problem = (
+                f"{self._place(part)} is split into {' and '.join(left)} without a size given, but what is traced here "
+                f"has to hold for arrays of any size: give all but one of them, as in {left[0]}=8"
+            )
+            raise ShapeError(point_at(problem, self.text))
+        return [1 if part.size == 1 else sizes.get(letter) for letter in part.letters]
+
+    def groups(self, rank: int) -> list[int]:
+        """For each axis of the result, how many it is made of, if there are so many with one for each letter."""
+        spread = rank - sum([len(axis) for axis in self.output if axis != "..."])
+        return [*chain(*[[1] * spread if axis == "..." else [len(axis)] for axis in self.output])]
 
     def regrouped(self, shape: Sequence[int]) -> tuple[int, ...]:
         """The shape of the result, of that with one axis for each letter."""
-        sizes, found = iter(shape), []
-        spread = len(shape) - sum([len(axis) for axis in self.output if axis != "..."])
-        for axis in self.output:
-            if axis == "...":
-                found += [next(sizes) for _ in range(spread)]
-            else:
-                found.append(prod([next(sizes) for _ in axis]))
-        return tuple(found)
+        sizes = iter(shape)
+        return tuple([prod([next(sizes) for _ in range(count)]) for count in self.groups(len(shape))])
 
     def _parts(self, operand: int, axes: _Axes, shape: tuple[int, ...]) -> list[_Part]:
         spread = len(shape) - len(axes) + 1 if "..." in axes else 1

@@ -12,14 +12,14 @@ import pytest
 from optional_mxnet import mxnet_or_skip
 from python_process import run_python
 
-from einops_fast import OperandError, fast_einsum, patched
+from einops_fast import OperandError, ShapeError, attention, fast_einsum, patched, scaled_dot_product_attention
 from einops_fast.backends import get_backend
 from einops_fast.planning.steps import AS_IS, Arrange, Cast, Diagonal, Gemm, Multiply, Native, Select, Step, Sum, View
 
 Array = npt.NDArray[Any]
 
 mxnet = mxnet_or_skip()
-autograd, gluon, mnp = mxnet.autograd, mxnet.gluon, mxnet.np
+autograd, gluon, mnp, npx = mxnet.autograd, mxnet.gluon, mxnet.np, mxnet.npx
 backend: Any = get_backend("mxnet")
 
 RTOL = {"float16": 5e-3, "float32": 1e-5, "float64": 1e-12, "int32": 0, "int64": 0, "uint8": 0, "bool": 0}
@@ -490,6 +490,90 @@ def test_broadcast_axes_of_a_patched_block_and_its_export(
             if run is block:
                 block.export(str(tmp_path / "block"))
                 run = gluon.SymbolBlock.imports(str(tmp_path / "block-symbol.json"), names, None)
+
+
+def raised(run: Callable[..., Any], *operands: Any) -> None:
+    run(*operands)
+    npx.waitall()
+
+
+COMPOSED: list[tuple[str, dict[str, int], list[Any], list[Any], list[Any] | None]] = [
+    # equation, sizes, shapes to trace, other shapes, and shapes that MXNet refuses
+    (
+        "b i (h d), b j (h d) -> b h i j",
+        {"h": 4},
+        [(2, 6, 8), (2, 5, 8)],
+        [(3, 4, 16), (3, 7, 16)],
+        [(2, 6, 6), (2, 5, 6)],
+    ),
+    ("b h i j, b h j d -> b i (h d)", {}, [(2, 4, 6, 5), (2, 4, 5, 3)], [(4, 2, 5, 6), (4, 2, 6, 3)], None),
+    ("b i j -> b 1 (i j)", {}, [(2, 4, 6)], [(4, 2, 6)], None),
+    ("a b -> 1 (a b)", {}, [(1, 6)], [(3, 4)], None),
+    ("b (x y z) -> y b (z x)", {"x": 2, "z": 3}, [(2, 12)], [(3, 24)], [(3, 25)]),
+    ("b (x y) -> y b x", {"x": 2, "y": 3}, [(2, 6)], [(5, 6)], [(2, 12)]),
+    ("... (x y) 1 -> y ... 1 x", {"x": 2}, [(2, 3, 12, 1)], [(3, 2, 24, 1)], [(2, 3, 12, 2)]),
+    ("b (h d), h -> b (h d)", {"h": 4}, [(2, 8), (4,)], [(3, 12), (4,)], [(3, 12), (3,)]),
+    ("i (x i) -> i x", {"x": 4}, [(3, 12)], [(4, 16)], [(4, 12)]),
+    ("b (h d), b h d -> b d h", {}, [(2, 1), (2, 4, 3)], [(5, 1), (5, 2, 6)], [(2, 12), (2, 4, 3)]),
+    ("a (b c) -> c (a b)", {"b": 2}, [(0, 6)], [(3, 4)], None),
+    ("row col -> col row", {"row": 4}, [(4, 3)], [(4, 5)], [(6, 4)]),
+    ("... col -> col ...", {"col": 3}, [(4, 3)], [(5, 3)], [(5, 4)]),
+]
+
+
+@pytest.mark.parametrize("imported", [False, True])
+@pytest.mark.parametrize(("equation", "sizes", "traced", "later", "wrong"), COMPOSED)
+def test_compositions_hold_for_all_sizes(
+    equation: str, sizes: dict[str, int], traced: Any, later: Any, wrong: Any, imported: bool, tmp_path: Path
+) -> None:
+    block: Any = Block(lambda equation, *arrays: fast_einsum(equation, *arrays, **sizes), equation)
+    block.hybridize()
+    for shapes in (traced, later, traced):
+        values = [numbers(*shape, seed=seed) for seed, shape in enumerate(shapes)]
+        check(block(*map(mnp.array, values)), fast_einsum(equation, *values, **sizes), "float32")
+        if imported and isinstance(block, Block):
+            block.export(str(tmp_path / "block"))
+            names = [f"data{at}" for at in range(len(traced))] if len(traced) > 1 else ["data"]
+            block = gluon.SymbolBlock.imports(str(tmp_path / "block-symbol.json"), names, None)
+    if wrong is not None:
+        with pytest.raises(mxnet.MXNetError):
+            raised(block, *[mnp.array(numbers(*shape)) for shape in wrong])
+
+
+def test_gradients_of_a_composition_in_a_block() -> None:
+    equation = "b i (h d), b j (h d) -> b j (i h)"
+    block = Block(lambda equation, *arrays: fast_einsum(equation, *arrays, h=2), equation)
+    block.hybridize()
+    for sizes in ((2, 3, 5, 4), (3, 4, 2, 6)):
+        batch, rows, columns, depth = sizes
+        a, b = numbers(batch, rows, depth), numbers(batch, columns, depth, seed=1)
+        operands = [mnp.array(a), mnp.array(b)]
+        for operand in operands:
+            operand.attach_grad()
+        with autograd.record():
+            result = block(*operands)
+        weight = numbers(*result.shape, seed=2)
+        result.backward(mnp.array(weight))
+        found = fast_einsum("b j (i h), b j (h d) -> b i (h d)", weight, b, h=2)
+        check(operands[0].grad, found, "float32")
+
+
+def test_a_block_without_the_sizes_that_it_needs_is_refused() -> None:
+    block = Block(fast_einsum, "b (h d), h -> b d")
+    block.hybridize()
+    with pytest.raises(ShapeError, match=r"axis 1 of operand 0, \(h d\), is split into h and d .* as in h=8"):
+        block(mnp.ones((2, 6)), mnp.ones((3,)))
+    assert fast_einsum("b (h d), h -> b d", mnp.ones((2, 6)), mnp.ones((3,))).shape == (2, 2)
+
+
+def test_attention_in_a_block_is_refused() -> None:
+    q = mnp.ones((2, 4, 6, 8))
+    for function in (lambda q: attention(q, q, q, layout="bshd"), lambda q: scaled_dot_product_attention(q, q, q)):
+        function(q)
+        block = Block(lambda _, q, function=function: function(q), "")
+        block.hybridize()
+        with pytest.raises(OperandError, match="MXNet traces the call for arrays of any size"):
+            block(q)
 
 
 def test_plans_for_tracing_and_for_computing_are_kept_apart() -> None:

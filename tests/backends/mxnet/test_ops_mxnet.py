@@ -9,7 +9,7 @@ import pytest
 import torch
 from ops_problems import namespace, randn, targets
 
-from einops_fast import ops
+from einops_fast import OperandError, ops
 
 
 @pytest.fixture
@@ -108,3 +108,20 @@ def test_hybridized(name: str, mx: Any) -> None:
         back = randn(*function(x.numpy(), target.asnumpy()).shape, seed=3).cpu()
         found = of_mxnet(mx, lambda x, target=target: block(x, target), [x], back)
         check(found, of_mxnet(mx, lambda x, target=target: function(x, target), [x], back))
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (3, 0)])
+def test_a_block_traced_without_elements(shape: tuple[int, int], mx: Any) -> None:
+    class Block(mx.gluon.HybridBlock):  # type: ignore[misc, name-defined]
+        def forward(self, x: Any) -> Any:
+            return ops.softmax(x, causal=True)
+
+    block = Block()
+    block.hybridize()
+    if not shape[1]:
+        with pytest.raises(OperandError, match=r"shape \(3, 0\), and has no largest element of none along axis 1"):
+            block(mx.np.zeros(shape))
+        return
+    assert block(mx.np.zeros(shape)).shape == shape
+    values = randn(4, 6).cpu().numpy()
+    np.testing.assert_allclose(block(mx.np.array(values)).asnumpy(), ops.softmax(values, causal=True), rtol=1e-5)
