@@ -14,6 +14,7 @@ from einops_fast.planning.notation import Subscripts, parse, parse_interleaved
 from einops_fast.runtime.tracing import is_tracing
 
 __all__ = [
+    "CASTINGS",
     "Call",
     "hashable",
     "is_dispatched",
@@ -26,7 +27,7 @@ __all__ = [
 ]
 
 _ORDERS = ("C", "F", "A", "K")
-_CASTINGS: tuple[str, ...] = get_args(Casting)
+CASTINGS: tuple[str, ...] = get_args(Casting)
 
 
 class Call(NamedTuple):
@@ -58,7 +59,7 @@ def read_options(order: Any, casting: Any) -> str:
     """
     letter = order.decode("latin1") if isinstance(order, bytes) else "K" if order is None else order
     letter = letter.upper() if isinstance(letter, str) else letter
-    for name, value, given, known in (("order", letter, order, _ORDERS), ("casting", casting, casting, _CASTINGS)):
+    for name, value, given, known in (("order", letter, order, _ORDERS), ("casting", casting, casting, CASTINGS)):
         if not isinstance(value, str) or value not in known:
             raise OperandError(f"{name} is one of {', '.join(map(repr, known))}, not {given!r}")
     return str(letter)

@@ -23,6 +23,7 @@ from einops_fast.einsum import fast_einsum, plan_call, result_at_once, settings,
 from einops_fast.errors import OperandError, ShapeError, point_at
 from einops_fast.foreign import dispatch
 from einops_fast.planning.notation import Subscripts, bind_sizes, parse
+from einops_fast.planning.path import check_optimize
 from einops_fast.planning.plan import Plan, compile_plan
 from einops_fast.runtime.constants import cheapest_folding
 from einops_fast.runtime.new_shapes import USUAL
@@ -82,11 +83,15 @@ def contract_expression(
     """
     call = read_call(operands)
     given = call.arrays
-    positions = sorted(set(constants or ()))
+    try:
+        positions = sorted({index(at) for at in (() if constants is None else constants)})
+    except TypeError:
+        raise OperandError(f"constants={constants!r} isn't a list of numbers of operands, such as [1]") from None
     for at in positions:
         if not 0 <= at < len(given):
             raise OperandError(f"constants={constants!r}: there are operands 0 to {len(given) - 1}")
     letter = read_options(order, casting)
+    check_optimize(optimize, len(given))
     with settings(autotune, precision):  # refuses what there isn't
         pass
     values = list(given)

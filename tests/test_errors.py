@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from einops_fast import EinsumError, OperandError, ShapeError, SubscriptsError, fast_einsum
+from einops_fast import EinsumError, OperandError, ShapeError, SubscriptsError, contract_expression, fast_einsum
 from einops_fast.errors import point_at
 
 A = np.ones((2, 3))
@@ -127,10 +127,29 @@ def test_operands_that_do_not_belong(args: tuple[Any, ...], options: dict[str, A
     ],
     ids=str,
 )
-def test_no_order_of_contraction(optimize: Any) -> None:
-    error = error_of("i,i,i->", V, V, V, optimize=optimize)
-    assert type(error) is EinsumError
-    assert str(error).startswith("optimize=")
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_no_order_of_contraction(optimize: Any, count: int) -> None:
+    if optimize is int and count < 3:
+        pytest.skip("only a call tells that this is no optimizer")
+    equation = ",".join(["i"] * count) + "->"
+    for options in ({}, {"i": len(V)}):
+        error = error_of(equation, *[V] * count, optimize=optimize, **options)
+        assert type(error) is EinsumError
+        assert str(error).startswith("optimize=")
+    with pytest.raises(EinsumError, match=r"^optimize="):
+        contract_expression(equation, *[V.shape] * count, optimize=optimize)(*[V] * count)
+
+
+@pytest.mark.parametrize("optimize", [np.True_, np.False_, 1, 0])
+def test_what_is_equal_to_a_bool_is_one_to_choose_an_order_by(optimize: Any) -> None:
+    for count in (1, 2, 3):
+        assert fast_einsum(",".join(["i"] * count) + "->", *[V] * count, optimize=optimize) == sum(V**count)
+
+
+@pytest.mark.parametrize("constants", [1, [1.5], ["b"], object()], ids=str)
+def test_constants_that_are_no_numbers_of_operands(constants: Any) -> None:
+    with pytest.raises(OperandError, match=r"constants=.* isn't a list of numbers of operands, such as \[1\]"):
+        contract_expression("ij,jk->ik", (2, 3), np.ones((3, 4)), constants=constants)
 
 
 def test_no_such_option() -> None:

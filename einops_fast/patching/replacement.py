@@ -17,7 +17,7 @@ from operator import index
 from string import ascii_lowercase, ascii_uppercase
 from typing import Any
 
-from einops_fast.arguments import hashable, label_list
+from einops_fast.arguments import CASTINGS, hashable, label_list
 from einops_fast.backends import Backend, get_backend
 from einops_fast.backends.base import Likeness
 from einops_fast.einsum import plan_call
@@ -139,7 +139,7 @@ def _call(name: str, native: Callable[..., Any], operands: Sequence[Any], option
     dtype, casting = options.get("dtype"), options.get("casting", "safe")
     optimize = _optimizer(options.get("optimize", True), len(arrays))
     owned = all(backend.owns(type(array)) for array in (arrays if out is None else [*arrays, out]))
-    usual = options.keys() <= dialect.options and order in ("K", "C", "F")
+    usual = options.keys() <= dialect.options and order in ("K", "C", "F") and casting in CASTINGS
     # NumPy ignores most options where the result is a view, and dtype in the products that it leaves to BLAS.
     ignored = options and (len(arrays) == 1 or (dtype is not None and options.get("optimize", False) is not False))
     if not owned:

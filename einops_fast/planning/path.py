@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from functools import partial
 from itertools import chain, combinations
 from math import inf, prod
@@ -14,7 +14,7 @@ from einops_fast.errors import EinsumError
 from einops_fast.planning.notation import Subscripts
 from einops_fast.record import Record
 
-__all__ = ["MOST_TIMES", "Path", "candidate_paths", "explicit_path"]
+__all__ = ["MOST_TIMES", "Path", "candidate_paths", "check_optimize", "explicit_path"]
 
 Path = tuple[tuple[int, ...], ...]
 
@@ -97,10 +97,8 @@ class _Network:
 
     def search(self, optimize: Any, limit: float = inf) -> _Candidate:
         """The path that an opt_einsum optimizer, or the one of this name, finds."""
-        from opt_einsum.paths import get_path_fn
-
         try:
-            optimizer = get_path_fn(optimize) if isinstance(optimize, str) else optimize
+            optimizer = _named(optimize, optimize) if isinstance(optimize, str) else optimize
             # Some optimizers change the list that they get.
             found = optimizer(list(self.inputs), self.output, self.sizes, None if limit == inf else int(limit))
             return self.candidate(_checked(found, len(self.inputs), optimize))
@@ -170,7 +168,9 @@ def candidate_paths(
     explicit = explicit_path(optimize, count)
     if explicit is not None:
         return [_by_pairs(network, explicit, fits)]
-    optimize, limit = _with_limit(optimize, network)
+    optimize, limit = _with_limit(optimize)
+    if limit == "max_input":
+        limit = max(map(network.size, [*network.inputs, network.output]))
     fits = min(fits, limit)
     if optimize is False or 0 in sizes.values():
         # Without elements there is nothing to search for, and opt_einsum refuses to.
@@ -231,10 +231,35 @@ def _by_pairs(network: _Network, path: Path, fits: float) -> Path:
     return tuple(steps)
 
 
-def _with_limit(optimize: Any, network: _Network) -> tuple[Any, float]:
-    """The optimizer, and the caller's memory limit in elements."""
+def check_optimize(optimize: Any, count: int) -> None:
+    """Raise EinsumError unless this chooses a path for so many operands, which need none if they are one or two."""
+    if (isinstance(optimize, str) and optimize == "auto") or explicit_path(optimize, count) is not None:
+        return
+    chosen = _with_limit(optimize)[0]
+    if isinstance(chosen, str):
+        _named(chosen, optimize)
+
+
+# It is called while torch.compile traces, so that what it raises is told.
+check_optimize._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _named(name: str, optimize: Any) -> Any:
+    """The optimizer of opt_einsum that has this name."""
+    from opt_einsum.paths import get_path_fn
+
+    try:
+        return get_path_fn(name)
+    except KeyError as error:
+        raise EinsumError(f"optimize={optimize!r} is no optimizer that opt_einsum has: {error}") from error
+
+
+def _with_limit(optimize: Any) -> tuple[Any, Any]:
+    """The optimizer, and the caller's memory limit: elements, or ``'max_input'``."""
     chosen, limit = optimize, None
-    if isinstance(optimize, (list, tuple)):
+    if isinstance(optimize, Hashable) and optimize in (True, False):  # NumPy's, and 1: they find each other's plans
+        chosen = bool(optimize)
+    elif isinstance(optimize, (list, tuple)):
         if len(optimize) != 2:
             raise EinsumError(_unknown(optimize))
         chosen, limit = optimize
@@ -245,7 +270,7 @@ def _with_limit(optimize: Any, network: _Network) -> tuple[Any, float]:
     if limit is None or limit == -1:
         return chosen, inf
     if isinstance(limit, str) and limit == "max_input":
-        return chosen, max(map(network.size, [*network.inputs, network.output]))
+        return chosen, limit
     if isinstance(limit, str) or not hasattr(limit, "__float__") or not float(limit) >= 1:
         raise EinsumError(
             f"optimize={optimize!r}: the memory limit is a number of elements from 1 on, 'max_input', or -1 or None "

@@ -14,7 +14,7 @@ from einops_fast.planning.cost import ITEM_SIZES, StepCost, step_costs
 from einops_fast.planning.factors import right_operands
 from einops_fast.planning.lowering import lower
 from einops_fast.planning.notation import Subscripts, bind_sizes
-from einops_fast.planning.path import Path, candidate_paths, explicit_path
+from einops_fast.planning.path import Path, candidate_paths, check_optimize, explicit_path
 from einops_fast.planning.steps import Step
 from einops_fast.planning.target import Numerics, Operand, Target
 from einops_fast.planning.templates import filled_in
@@ -73,6 +73,7 @@ def make_plan(
     """
     shapes = [operand.shape for operand in operands]
     sizes = bind_sizes(subscripts, shapes)
+    check_optimize(optimize, len(operands))
     if len(operands) == 2:
         known = filled_in(subscripts, sizes, operands, target, numerics)
         if known is not None:

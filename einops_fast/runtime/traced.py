@@ -14,6 +14,7 @@ from einops_fast.arguments import Call, hashable, read_call, read_options
 from einops_fast.dtypes import FLOATS, dtype_name
 from einops_fast.planning.cost import is_integer
 from einops_fast.planning.notation import bind_sizes
+from einops_fast.planning.path import check_optimize
 from einops_fast.runtime.autocast import autocasts
 from einops_fast.runtime.precision import check_precision, traced_precision
 from einops_fast.runtime.tuning import traced_mode
@@ -48,6 +49,8 @@ def call_traced(
         check_precision(precision)
     call = read_call(operands)
     arrays = call.arrays
+    if not callable(optimize):
+        check_optimize(optimize, len(arrays))
     letters = _letters(call.spelled, _shapes(arrays))
     if isinstance(arrays[0], numpy.ndarray):
         return _call_numpy(letters, arrays, out, dtype, order, casting)

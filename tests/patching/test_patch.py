@@ -433,6 +433,9 @@ def _same_error(native, name, module, operands, options):
 
 
 def test_bad_options_of_numpy():
+    a, b = _arrays((20, 30), (30, 40))
+    _same_error(NUMPY_NATIVE, "numpy", np, ("ij,jk", a, b), {"casting": "wrong"})
+    _same_error(NUMPY_NATIVE, "numpy", np, ("ij,jk", a, b), {"casting": None})
     a, b = _arrays((2, 3), (3, 4))
     for options in [
         {"dtype": "float32"},  # not a safe cast
