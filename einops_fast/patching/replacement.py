@@ -42,13 +42,14 @@ class Dialect:
     # keyword arguments that mean what they mean in NumPy; calls with any other are left to it
     options: frozenset[str] = frozenset()
     lists: bool = False  # the operands may come as one list
+    labels: bool = True  # lists of labels between the operands are an equation
     drops_ellipsis: bool = False  # an output without an ellipsis sums over the ellipsis axes, where others raise
 
 
 DIALECTS = {
     "numpy": Dialect(frozenset({"out", "dtype", "order", "casting", "optimize"})),
     "torch": Dialect(lists=True, drops_ellipsis=True),
-    "mxnet": Dialect(frozenset({"out", "optimize"})),
+    "mxnet": Dialect(frozenset({"out", "optimize"}), labels=False),
     "cupy": Dialect(frozenset({"optimize"})),
 }
 
@@ -103,8 +104,8 @@ def _function(name: str, native: Callable[..., Any], backend: Backend, dialect: 
                 # torch would ask the mode about every attribute of a tensor, and every call of a plan.
                 with sys.modules["torch"]._C.DisableTorchFunction():
                     return einsum(*operands)
-            except (KeyError, IndexError, AttributeError, TypeError):
-                pass
+            except (KeyError, IndexError, AttributeError, TypeError, NotImplementedError):
+                pass  # MXNet's arrays can't be hashed, where one stands in the place of the equation
             else:
                 return run(*arrays)
         elif len(operands) > 3 and options.get("optimize") is False and type(operands[0]) is str and not observed():
@@ -275,6 +276,8 @@ def _read(operands: Sequence[Any], dialect: Dialect) -> tuple[str, Sequence[Any]
     if operands and isinstance(operands[0], str):
         equation, arrays = operands[0], operands[1:]
     else:
+        if not dialect.labels:
+            raise _ForNative("the framework takes no lists of labels")
         arrays = operands[: len(operands) // 2 * 2 : 2]
         equation = ",".join(map(_spell, operands[1::2]))
         if len(operands) % 2:

@@ -448,6 +448,14 @@ def test_bad_options_of_numpy():
         _same_error(NUMPY_NATIVE, "numpy", np, ("ij,jk", a, b), options)
 
 
+@pytest.mark.parametrize("options", [{}, {"optimize": True}], ids=str)
+def test_lists_of_labels_are_mxnets_to_refuse(mnp, options):
+    a, one = mnp.ones((2, 3)), mnp.array(1.0)
+    native = vars(mnp)["einsum"]
+    for operands in [(a,), (a, [0, 1]), (a, [0, 1], [0]), (one, []), (one, [], [])]:
+        _same_error(native, "mxnet", mnp, operands, options)
+
+
 @pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")
 @pytest.mark.parametrize("make", [np.asmatrix, lambda a: np.ma.array(a, mask=a > 2)], ids=["matrix", "masked"])
 def test_subclasses_of_arrays(make, calls):
