@@ -43,11 +43,12 @@ class Dialect:
     options: frozenset[str] = frozenset()
     lists: bool = False  # the operands may come as one list
     labels: bool = True  # lists of labels between the operands are an equation
+    lower_first: bool = False  # labels begin with small letters in calls that ask for an order of contraction
     drops_ellipsis: bool = False  # an output without an ellipsis sums over the ellipsis axes, where others raise
 
 
 DIALECTS = {
-    "numpy": Dialect(frozenset({"out", "dtype", "order", "casting", "optimize"})),
+    "numpy": Dialect(frozenset({"out", "dtype", "order", "casting", "optimize"}), lower_first=True),
     "torch": Dialect(lists=True, drops_ellipsis=True),
     "mxnet": Dialect(frozenset({"out", "optimize"}), labels=False),
     "cupy": Dialect(frozenset({"optimize"})),
@@ -126,7 +127,8 @@ def _function(name: str, native: Callable[..., Any], backend: Backend, dialect: 
 def _call(name: str, native: Callable[..., Any], operands: Sequence[Any], options: Mapping[str, Any]) -> Any:
     """The careful way: check everything, make the plan, remember it."""
     backend, dialect = get_backend(name), DIALECTS[name]
-    equation, arrays = _read(operands, dialect)
+    asks = options.get("optimize", False) is not False
+    equation, arrays = _read(operands, dialect, asks)
     if name == "torch":
         torch = sys.modules["torch"]
         if _intercepts(arrays):
@@ -142,14 +144,13 @@ def _call(name: str, native: Callable[..., Any], operands: Sequence[Any], option
     owned = all(backend.owns(type(array)) for array in (arrays if out is None else [*arrays, out]))
     usual = options.keys() <= dialect.options and order in ("K", "C", "F") and casting in CASTINGS
     # NumPy ignores most options where the result is a view, and dtype in the products that it leaves to BLAS.
-    ignored = options and (len(arrays) == 1 or (dtype is not None and options.get("optimize", False) is not False))
+    ignored = options and (len(arrays) == 1 or (dtype is not None and asks))
     if not owned:
         raise _ForNative(f"an operand is no plain array of {name}")
     if not usual or ignored:
         raise _ForNative("its options are left to the native function")
 
     plain, loops = not options or _asks_only_to_optimize(options), own_loops(native)
-    asks = options.get("optimize", False) is not False
     question = name, equation, not asks
     first = plain and question not in by_question
     if first and _is_new(question, backend, arrays):
@@ -269,19 +270,21 @@ def _compile(
 
 _PLAIN = re.compile(r"[A-Za-z ,.]*(->[A-Za-z .]*)?")
 _LETTERS = ascii_uppercase + ascii_lowercase
+_LOWER_FIRST = ascii_lowercase + ascii_uppercase
 
 
-def _read(operands: Sequence[Any], dialect: Dialect) -> tuple[str, Sequence[Any]]:
-    """Equation and arrays of a call in either form, if every framework reads it alike."""
+def _read(operands: Sequence[Any], dialect: Dialect, asks: bool) -> tuple[str, Sequence[Any]]:
+    """Equation and arrays of a call in either form, if every framework reads it alike; ``asks``: for ``optimize``."""
     if operands and isinstance(operands[0], str):
         equation, arrays = operands[0], operands[1:]
     else:
         if not dialect.labels:
             raise _ForNative("the framework takes no lists of labels")
         arrays = operands[: len(operands) // 2 * 2 : 2]
-        equation = ",".join(map(_spell, operands[1::2]))
+        letters = _LOWER_FIRST if asks and dialect.lower_first else _LETTERS
+        equation = ",".join([_spell(labels, letters) for labels in operands[1::2]])
         if len(operands) % 2:
-            equation += "->" + _spell(operands[-1])
+            equation += "->" + _spell(operands[-1], letters)
     inputs, arrow, output = equation.partition("->")
     drops = "." in inputs and arrow and "." not in output
     if not arrays or not _PLAIN.fullmatch(equation) or (drops and not dialect.drops_ellipsis):
@@ -289,14 +292,14 @@ def _read(operands: Sequence[Any], dialect: Dialect) -> tuple[str, Sequence[Any]
     return equation, arrays
 
 
-def _spell(labels: Any) -> str:
+def _spell(labels: Any, letters: str) -> str:
     """The letters that the frameworks themselves turn a list of numbers into."""
     unusual = _ForNative("its labels are no list of whole numbers below 52")
     given = label_list(labels)
     if given is None or any(isinstance(label, bool) for label in given):
         raise unusual
     try:
-        return "".join(["..." if label is ... else _LETTERS[_natural(label)] for label in given])
+        return "".join(["..." if label is ... else letters[_natural(label)] for label in given])
     except (IndexError, TypeError):
         raise unusual from None
 

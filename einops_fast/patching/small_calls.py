@@ -194,8 +194,10 @@ def _loops_first(*operands: Any, out: Any = None, **options: Any) -> Any:
         optimize = options.pop("optimize", False)
         if optimize is True and out is None and not options:
             try:
-                return c_einsum(*operands)  # type: ignore[name-defined]  # noqa: F821
-            except ValueError:  # an ellipsis that is summed, say, which NumPy takes where it chooses an order
+                # Where NumPy chooses an order, labels from 26 on come before others in a result that no list names.
+                if type(operands[0]) is str or len(operands) % 2 or max(map(max, operands[1::2])) < 26:
+                    return c_einsum(*operands)  # type: ignore[name-defined]  # noqa: F821
+            except (TypeError, ValueError):  # an ellipsis that is summed, or a label True, which NumPy takes then
                 pass
         if optimize is False:
             if out is not None:
