@@ -10,7 +10,10 @@ import torch
 from einops_fast.compiler.rewriting import rewritten
 from einops_fast.errors import EinsumError
 
-__all__ = ["einops_fast_backend"]
+__all__ = ["einops_fast_backend", "next_backend"]
+
+_OF_DYNAMO = ("guard_filter_fn", "use_aoti")
+"""Options that ``torch.compile`` takes for itself."""
 
 
 def einops_fast_backend(
@@ -25,16 +28,26 @@ def einops_fast_backend(
             all other options.
         mode: of inductor's, as for ``torch.compile``.
     """
-    own = dict(options or {})
-    then = own.pop("then", "inductor")
+    then, compiled_by = next_backend(options, mode)
     rewritten(module, fuses=then == "inductor" or callable(then))
+    return compiled_by(module, inputs)  # type: ignore[no-any-return]
+
+
+def next_backend(options: Mapping[str, Any] | None, mode: str | None) -> tuple[Any, Callable[..., Any]]:
+    """Return what gets the rewritten graph: as it was given, and as a function of the graph and its inputs.
+
+    Raises:
+        EinsumError: it takes no options or no mode.
+        RuntimeError: inductor has no such option or mode. Torch has an error for backends that there aren't, too.
+    """
+    own = {name: value for name, value in (options or {}).items() if name not in _OF_DYNAMO}
+    then = own.pop("then", "inductor")
     if then == "inductor":
         inductor: Any = torch._TorchCompileInductorWrapper
-        return inductor(mode, own, None)(module, inputs)  # type: ignore[no-any-return]
+        return then, inductor(mode, own, None)
     if own or mode:
         given = ", ".join([*own, *([f"mode={mode!r}"] if mode else [])])
         raise EinsumError(f"the backend {then!r} takes no options and no mode, but got {given}")
     if then == "eager":
-        return module.forward  # type: ignore[no-any-return]
-    found: Any = then if callable(then) else torch._dynamo.lookup_backend(then)
-    return found(module, inputs)  # type: ignore[no-any-return]
+        return then, lambda module, inputs: module.forward
+    return then, then if callable(then) else torch._dynamo.lookup_backend(then)

@@ -44,7 +44,7 @@ def compile(
 
     Raises:
         ImportError: torch isn't installed.
-        EinsumError: two backends are to compile the result.
+        EinsumError: two backends are to compile the result, or one that takes no options and no mode is given some.
 
     Example:
         >>> import torch, einops_fast
@@ -58,11 +58,12 @@ def compile(
     """
     import torch
 
-    from einops_fast.compiler.backend import einops_fast_backend
+    from einops_fast.compiler.backend import einops_fast_backend, next_backend
 
     chosen = {"then": then, **(options or {})}
     if then not in ("inductor", chosen["then"]):
         raise EinsumError(f"then={then!r}, but options has then={chosen['then']!r}: give one of them")
+    next_backend(chosen, mode)  # refuses now what there isn't, as torch does
     if mode is None:
         return torch.compile(model, backend=einops_fast_backend, options=chosen, **more)
     # torch.compile takes a mode or options.

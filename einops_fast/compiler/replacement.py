@@ -26,8 +26,10 @@ class CompileReplacement:
         self._body.put_back()
 
     def _compile(self, *model: Any, **options: Any) -> Any:
-        from einops_fast.compiler.backend import einops_fast_backend
+        from einops_fast.compiler.backend import einops_fast_backend, next_backend
 
         if options.get("backend", "inductor") == "inductor":
             options["backend"] = einops_fast_backend
+            if None in (options.get("mode"), options.get("options")):  # or torch refuses them
+                next_backend(options.get("options"), options.get("mode"))
         return self._body.native(*model, **options)

@@ -46,7 +46,7 @@ class Fusion:
     what: str
     where: str
     pattern: str = ""
-    sizes: Mapping[str, int | str] = field(default_factory=dict)
+    sizes: Mapping[str, int | str] = field(default_factory=dict, hash=False)
     saved: int | None = None
     reason: str = ""
     at: str = ""

@@ -105,6 +105,8 @@ def unpatch(*frameworks: Framework) -> None:
 def patched(*frameworks: Framework) -> Setting:
     """:func:`patch` for a ``with`` block, or for the calls of a function that is decorated with it.
 
+    In a generator or an ``async`` function that is decorated, ours runs while that does, not while it waits.
+
     A call alone is a block that is never left: :func:`unpatch` doesn't end it.
 
     Blocks may nest, and may overlap in several threads: ours runs, for all threads, until the last one is left.
@@ -141,7 +143,7 @@ def _end_block(names: tuple[str, ...]) -> None:
 
 def _check(frameworks: Sequence[str]) -> None:
     for name in frameworks:
-        if name not in FUNCTIONS:
+        if not isinstance(name, str) or name not in FUNCTIONS:
             raise OperandError(f"no framework to patch is called {name!r}; there are {', '.join(FUNCTIONS)}")
 
 

@@ -1,5 +1,6 @@
 """The backend of torch.compile: what it keeps of a program, and how it is asked for."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -235,8 +236,11 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     given: list[Any] = []
 
     def inductor(*options: Any) -> Any:
-        given.append(options)
-        return lambda module, inputs: module.forward
+        def compiled(module: Any, inputs: Any) -> Any:
+            given.append(options)
+            return module.forward
+
+        return compiled
 
     monkeypatch.setattr(torch, "_TorchCompileInductorWrapper", inductor)
     return given
@@ -282,8 +286,37 @@ def test_the_backend_has_a_name_where_it_is_installed() -> None:
 
 
 def test_options_that_another_backend_does_not_take_are_refused() -> None:
-    with pytest.raises(Exception, match="the backend 'eager' takes no options and no mode, but got max_autotune"):
-        einops_fast.compile(attend, then="eager", options={"max_autotune": True})(*operands())
+    with pytest.raises(EinsumError, match="the backend 'eager' takes no options and no mode, but got max_autotune"):
+        einops_fast.compile(attend, then="eager", options={"max_autotune": True})
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"mode": "fastest"}, {"options": {"fastest": True}}, {"options": {"max_autotune": "yes"}}], ids=str
+)
+def test_what_inductor_has_not_is_refused_before_a_first_call(wrong: dict[str, Any]) -> None:
+    with pytest.raises(RuntimeError) as native:
+        torch.compile(attend, **wrong)
+    with patched("torch.compile"):
+        for call in (lambda: torch.compile(attend, **wrong), lambda: torch.compile(**wrong)(attend)):
+            with pytest.raises(RuntimeError) as error:
+                call()
+            assert str(error.value) == str(native.value)
+        torch.compile(attend, options={"guard_filter_fn": lambda guards: [True for _ in guards]})  # Dynamo's own
+    with pytest.raises(RuntimeError, match=re.escape(str(native.value)[:40])):
+        einops_fast.compile(attend, **wrong)
+    with pytest.raises(Exception, match="Invalid backend: 'fastest'"):
+        einops_fast.compile(attend, then="fastest")
+
+
+def test_what_is_logged_can_be_hashed() -> None:
+    logs = []
+    for _ in range(2):
+        torch._dynamo.reset()
+        with fusions() as log:
+            einops_fast.compile(attend, then="eager")(*operands())
+        logs += log.fused
+    assert len(logs) == 2
+    assert len({*logs}) == 1
 
 
 def test_what_attention_does_not_take_is_left_alone() -> None:

@@ -168,6 +168,10 @@ def test_without_names_imports_nothing():
 
 @pytest.mark.parametrize("function", [patch, unpatch, lambda *names: patched(*names).__enter__()])
 def test_an_unknown_framework_changes_nothing(function):
+    for wrong in (["numpy"], {"numpy": True}, np.ones(2), None):
+        for function in (patch, unpatch, patched):
+            with pytest.raises(OperandError, match="no framework to patch is called"):
+                function(wrong)
     with pytest.raises(OperandError, match="'jax'"):
         function("numpy", "jax")
     assert not runs_ours(np)
@@ -446,6 +450,37 @@ def test_bad_options_of_numpy():
         {"dtype": [("x", int)]},
     ]:
         _same_error(NUMPY_NATIVE, "numpy", np, ("ij,jk", a, b), options)
+
+
+LABELS = [
+    [[True, 0]], [[-1, 0]], [[26, 0]], [[25, 26]], [[0, 30]], [[30, 0], [0]], [[26, 27], [27, 26]], [[52, 0]],
+    [[0.5, 1]], [["a", "b"]], [[None, 0]], [0], [None], ["ij"], [np.array([True, False])], [[2**70, 0]], [[0, 0]],
+    [[26, 1], [1, 27]], [[0, 1], [1, 26]], [[26, 1], [1, 0]], [[40, 1], [1, 0], [0, 40]], [[0, True], [1, 2]],
+    [[26, 0], [0, 1], [1, 25]], [[..., 26], [26, 0]],
+]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:In future:DeprecationWarning")
+@pytest.mark.parametrize("options", [{}, {"optimize": True}, {"optimize": "greedy"}, {"optimize": None}], ids=str)
+@pytest.mark.parametrize("size", [3, 40], ids=["small", "large"])
+@pytest.mark.parametrize("labels", LABELS, ids=str)
+def test_unusual_labels_mean_what_they_mean_to_numpy(labels, size, options):
+    """With ``optimize``, NumPy's letters begin with small ones: a result that no list names has another order."""
+    arrays = _arrays((size, size + 1), (size + 1, size), (size, size + 2))
+    if "None" in str(labels) or len(labels) == 1 or (len(labels) == 2 and len(labels[1]) == 1):
+        arrays = arrays[:1]
+    elif labels[-1] in ([27, 26], [0, 40]):
+        arrays = arrays[: len(labels) - 1]
+    operands = [part for pair in zip(arrays, labels, strict=False) for part in pair] + labels[len(arrays) :]
+    for _ in range(3):  # the first call, the one that is planned, and one that has a plan
+        try:
+            expected = NUMPY_NATIVE(*operands, **options)
+        except Exception:
+            _same_error(NUMPY_NATIVE, "numpy", np, operands, options)
+        else:
+            with patched("numpy"):
+                found = np.einsum(*operands, **options)
+            np.testing.assert_allclose(found, expected)
 
 
 @pytest.mark.parametrize("options", [{}, {"optimize": True}], ids=str)
