@@ -113,6 +113,10 @@ class Backend(ABC):
         """Turn ``value``, no array of any backend and called ``name`` by callers, into an array of this one's."""
         raise OperandError(f"{name} is of type {type(value).__name__}, the others are {self.name} arrays")
 
+    def writes_to(self, out: Any) -> bool:
+        """Whether results may be written to ``out``, which is no array of this backend's."""
+        return False
+
     @abstractmethod
     def example(self, shape: tuple[int, ...], dtype: str) -> Any:
         """A contiguous array that only its shape and dtype will be asked of: it takes no memory if it can."""

@@ -16,7 +16,7 @@ from einops_fast.backends.blocked_copies import LEAST, block_extents, copy_in_bl
 from einops_fast.backends.host import cpu_threads, free_memory
 from einops_fast.backends.ndarray import NdarrayBackend
 from einops_fast.errors import OperandError
-from einops_fast.foreign import refuse_foreign
+from einops_fast.foreign import is_foreign, refuse_foreign
 from einops_fast.patching.small_calls import FIRST_OF_OTHERS, own_loops
 from einops_fast.planning.cost import Ceilings
 from einops_fast.planning.layout import contiguous_strides
@@ -124,6 +124,9 @@ class NumpyBackend(NdarrayBackend):
         if array.dtype == object and not isinstance(value, (np.ndarray, list, tuple, Number)):
             raise OperandError(f"{name} is of type {type(value).__name__}: no backend knows it")
         return array
+
+    def writes_to(self, out: Any) -> bool:
+        return isinstance(out, np.ndarray) and not is_foreign(out)
 
     def example(self, shape: tuple[int, ...], dtype: str) -> Any:
         one = np.empty(1, dtype)

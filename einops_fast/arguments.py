@@ -165,7 +165,7 @@ def own_arrays(arrays: Sequence[Any], out: Any = None) -> tuple[Backend, list[An
                 f"operands {first} and {at} are of two frameworks, {backend.name} and {other.name}; "
                 "convert one of them first"
             )
-    if out is not None and backend_for_type(type(out)) is not backend:
+    if out is not None and backend_for_type(type(out)) is not backend and not backend.writes_to(out):
         raise OperandError(f"out is of type {type(out).__name__}, but the operands are {backend.name} arrays")
     return backend, [
         array if each is not None else backend.convert(array, f"operand {at}")

@@ -11,10 +11,11 @@ FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
 def dtype_name(dtype: Any) -> str:
-    """A dtype of any framework as NumPy spells it.
+    """A dtype of any framework as NumPy spells it, whatever its byte order.
 
     >>> import numpy as np
-    >>> dtype_name(np.float32), dtype_name(np.dtype("int8")), dtype_name("bfloat16")
-    ('float32', 'int8', 'bfloat16')
+    >>> dtype_name(np.float32), dtype_name(np.dtype(">i4")), dtype_name("bfloat16")
+    ('float32', 'int32', 'bfloat16')
     """
-    return getattr(dtype, "__name__", str(dtype)).removeprefix("torch.")
+    name = getattr(dtype, "__name__", None) or getattr(dtype, "name", None) or str(dtype)
+    return str(name).removeprefix("torch.")

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from einops_fast.dtypes import dtype_name
 from einops_fast.errors import OperandError
 from einops_fast.ops.axes import length, of_any_size
 
@@ -42,7 +43,7 @@ def _wide(array: Any) -> Any:
 
 
 def _name(array: Any) -> str:
-    return str(getattr(array.dtype, "__name__", array.dtype))
+    return dtype_name(array.dtype)
 
 
 def _result(found: Any, array: Any, dtype: str | None = None) -> Any:

@@ -6,15 +6,17 @@ of a block returns a :class:`Block`.
 
 from __future__ import annotations
 
+import inspect
 import sys
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, suppress
 from contextvars import ContextVar
 from functools import partial, wraps
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
+from einops_fast.errors import OperandError
 from einops_fast.runtime.tracing import is_tracing
 
 __all__ = ["Block", "Setting", "holding", "traced_value"]
@@ -30,7 +32,7 @@ class Setting:
     """Something that holds from the call that makes it, as with ``torch.set_grad_enabled``.
 
     ``with setting():`` has it hold until the end of the block, which may nest. ``@setting()`` has it hold in the calls
-    of a function (no ``async`` one), and nowhere else.
+    of a function, and nowhere else: in a generator or an ``async`` function, in each of its steps.
 
     Args:
         begin: has it hold, and returns what ends that.
@@ -51,6 +53,9 @@ class Setting:
     def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
         self._leave_it_to_blocks()
         begin = self._begin
+        if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
+            return _in_steps(partial(Setting, begin), function)
+        _refuse_steps(function)
 
         @wraps(function)
         def inside(*arguments: P.args, **options: P.kwargs) -> T:
@@ -93,6 +98,7 @@ class Block(Generic[T]):
     def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
         self._used = True
         make = self._make
+        _refuse_steps(function)
 
         @wraps(function)
         def inside(*arguments: P.args, **options: P.kwargs) -> T:
@@ -108,6 +114,55 @@ class Block(Generic[T]):
                 RuntimeWarning,
                 stacklevel=2,
             )
+
+
+def _refuse_steps(function: Any) -> None:
+    """Raise OperandError for a function whose call only makes what runs later, outside of the block of the call."""
+    for test in (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction):
+        if test(function):
+            name = getattr(function, "__name__", function)
+            raise OperandError(f"{name} runs after its call, where a decorator's block is over: write the block in it")
+
+
+def _in_steps(make: Callable[[], AbstractContextManager[Any]], function: Any) -> Any:
+    """Return a generator or ``async`` function that has a block around each of its steps, and none in between."""
+    if inspect.isgeneratorfunction(function):
+
+        @wraps(function)
+        def generate(*arguments: Any, **options: Any) -> Any:
+            return (yield from _steps(make, function(*arguments, **options)))
+
+        return generate
+
+    @wraps(function)
+    async def run(*arguments: Any, **options: Any) -> Any:
+        return await _Awaitable(make, function(*arguments, **options))
+
+    return run
+
+
+class _Awaitable(NamedTuple):
+    """A coroutine with a block around each of its steps."""
+
+    make: Callable[[], AbstractContextManager[Any]]
+    coroutine: Any
+
+    def __await__(self) -> Any:
+        return _steps(self.make, self.coroutine)
+
+
+def _steps(make: Callable[[], AbstractContextManager[Any]], steps: Any) -> Generator[Any, Any, Any]:
+    resume, given = steps.send, None
+    while True:
+        with make():
+            try:
+                found = resume(given)
+            except StopIteration as end:
+                return end.value
+        try:
+            resume, given = steps.send, (yield found)
+        except BaseException as error:  # also what closes it
+            resume, given = steps.throw, error
 
 
 def holding(variable: ContextVar[T], value: T, kind: str = "") -> Setting:

@@ -36,11 +36,11 @@ unchecked_mode = _mode.get
 def autotune(mode: Autotune) -> Setting:
     """Set how choices are made.
 
-    A call alone holds from then on; ``with autotune(...):`` holds in the block, and a function (no ``async`` one) that
-    is decorated with it has it in its calls. Blocks nest, and each thread and each asyncio task has its own, as with
-    ``torch.set_grad_enabled``: a task inherits the mode of where it is created, while a new thread starts with the
-    default. That is what the environment variable ``EINOPS_FAST_AUTOTUNE`` said when the package was imported, or else
-    ``'auto'``; it holds for all threads.
+    A call alone holds from then on; ``with autotune(...):`` holds in the block, and a function that is decorated with
+    it has it in its calls (a generator, or an ``async`` one, while it runs). Blocks nest, and each thread and each
+    asyncio task has its own, as with ``torch.set_grad_enabled``: a task inherits the mode of where it is created, while
+    a new thread starts with the default. That is what the environment variable ``EINOPS_FAST_AUTOTUNE`` said when the
+    package was imported, or else ``'auto'``; it holds for all threads.
 
     In a function that torch.compile compiles, a block holds for what our operator contracts in it, as a constant. What
     is outside of all its blocks has the mode that holds where the compiled function is called; so have the operators of

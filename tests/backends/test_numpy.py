@@ -1,6 +1,7 @@
 """On NumPy arrays, dtypes, casting, scalars, views and memory order are those of ``numpy.einsum``."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ from equations import cases, operands
 from hypothesis import given
 from hypothesis import strategies as st
 
-from einops_fast import OperandError, explain, fast_einsum
+from einops_fast import OperandError, contract_expression, explain, fast_einsum
 
 DTYPES = [*"?bBhHiIlLefdgFDG"]
 # One for each way that a dtype of the result comes about; the last two have operands without axes.
@@ -154,6 +155,26 @@ def test_out(equation: str, dtype: str, own: str, casting: str) -> None:
         return result
 
     check_outcome(call)
+
+
+@pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")
+@pytest.mark.parametrize("kind", [np.memmap, np.matrix, np.recarray])
+def test_out_of_a_subclass(kind: Any, tmp_path: Path) -> None:
+    a, b = np.ones((20, 30)), np.ones((30, 40))
+    calls = (
+        lambda out: fast_einsum("ij,jk->ik", a, b, out=out),
+        lambda out: fast_einsum("ij,jk->ik", a, b, out=out, i=20),
+        lambda out: contract_expression("ij,jk->ik", a.shape, b.shape)(a, b, out=out),
+    )
+    for call in calls:
+        plain = (
+            np.memmap(tmp_path / "out", "float64", "w+", shape=(20, 40)) if kind is np.memmap else np.zeros((20, 40))
+        )
+        out = plain.view(kind)
+        assert call(out) is out
+        assert (plain == 30).all()
+    with pytest.raises(OperandError, match="out is of type MaskedArray, but the operands are numpy arrays"):
+        fast_einsum("ij,jk->ik", a, b, out=np.ma.zeros((20, 40)))
 
 
 def test_out_may_be_an_operand() -> None:

@@ -3,11 +3,12 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from ops_problems import DEVICE, assert_near, leaf, native_norm, randn, where
 
-from einops_fast import ops
+from einops_fast import attention, fast_einsum, ops, scaled_dot_product_attention
 
 TARGET = torch.arange(4, device=DEVICE)
 
@@ -106,3 +107,27 @@ def test_all_dropped(by_kernels: bool) -> None:
         assert not torch.autograd.grad(ops.dropout_bias_activation(finite, p=1.0).sum(), finite)[0].any()
     assert not found.any()
     assert torch.equal(summed, torch.ones_like(x))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_arrays_of_the_other_byte_order(dtype: str) -> None:
+    """They are worked on as those of the machine's own, which the result has."""
+
+    def calls(x: Any, mask: Any, target: Any) -> list[Any]:
+        return [
+            ops.softmax(x, mask=mask),
+            ops.log_softmax(x, causal=True),
+            ops.layer_norm(x, weight=x[0], bias=x[1]),
+            ops.rms_norm(x),
+            ops.cross_entropy(x, target, weight=abs(x[0])),
+            attention("i d, j d, j e -> i e", x, x, x, bias=mask),
+            scaled_dot_product_attention(x, x, x, attn_mask=mask),
+            fast_einsum("i j, k j -> i k", x, x),
+        ]
+
+    values, other = randn(6, 6).cpu().double().numpy().astype(dtype), np.dtype(dtype).newbyteorder()
+    target = np.arange(6)
+    expected = calls(values, values, target)
+    for at, found in enumerate(calls(values.astype(other), values.astype(other), target.astype(">i8"))):
+        assert found.dtype == expected[at].dtype
+        np.testing.assert_array_equal(found, expected[at])

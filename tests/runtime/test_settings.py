@@ -111,6 +111,79 @@ def test_a_decorated_function_has_it_in_its_calls_only(setting: Any) -> None:
     assert current() == usual
 
 
+def test_a_decorated_generator_has_it_in_its_steps_only(setting: Any) -> None:
+    make, current, held, usual = setting
+
+    @make()
+    def steps() -> Any:
+        try:
+            sent = yield current()
+            yield sent, current()
+        except ZeroDivisionError:
+            yield "caught", current()
+        finally:
+            seen.append(current())
+        return "end", current()
+
+    def all_of() -> Any:
+        return (yield from steps())
+
+    seen: list[Any] = []
+    running = steps()
+    assert (next(running), current(), running.send(5), current()) == (held, usual, (5, held), usual)
+    assert (running.throw(ZeroDivisionError()), current()) == (("caught", held), usual)
+    running.close()
+    running = all_of()
+    assert [next(running), next(running), seen, current()] == [held, (None, held), [held], usual]
+    with pytest.raises(StopIteration) as ended:
+        next(running)
+    assert ended.value.value == ("end", held)
+
+
+def test_a_decorated_task_has_it_in_its_steps_only(setting: Any) -> None:
+    make, current, held, usual = setting
+
+    @make()
+    async def task(count: int) -> Any:
+        found = [current()]
+        try:
+            for _ in range(count):
+                await asyncio.sleep(0)
+                found.append(current())
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            found.append(current())
+        return found
+
+    async def both() -> Any:
+        running = asyncio.create_task(task(2))
+        between = []
+        for _ in range(6):
+            await asyncio.sleep(0)
+            between.append(current())
+        running.cancel()
+        return await running, set(between)
+
+    assert asyncio.iscoroutinefunction(task)
+    assert asyncio.run(both()) == ([held] * 4, {usual})
+
+
+def test_what_a_decorator_can_not_hold_in_is_refused(setting: Any) -> None:
+    def generator() -> Any:
+        yield
+
+    async def coroutine() -> None: ...
+
+    async def asynchronous_generator() -> Any:
+        yield
+
+    for function in (generator, coroutine, asynchronous_generator):
+        with pytest.raises(OperandError, match=f"{function.__name__} runs after its call, .* write the block in it"):
+            profile()(function)
+    with pytest.raises(OperandError, match="asynchronous_generator runs after its call"):
+        setting[0]()(asynchronous_generator)
+
+
 def test_a_block_may_be_made_in_one_thread_and_entered_in_another(setting: Any) -> None:
     make, current, held, usual = setting
 
