@@ -32,6 +32,9 @@ _VALUES_PROMOTE = np.result_type(np.float64(0), np.zeros(1, "float32")) == np.fl
 _AT_ONCE = {"b": 1 << 17, "i": 1 << 17, "u": 1 << 17, "f": 1 << 18, "c": 1 << 15}
 """Multiply-adds up to which the loops take no longer than it takes to make a plan, by kind of dtype."""
 
+_KINDS = "?biufcO"
+"""Dtypes that einsum's loops multiply and add; of dates and texts it has views only."""
+
 _PIECE = 4096
 """Elements of a dot product in single precision whose rounding is no matter."""
 
@@ -212,7 +215,7 @@ class NumpyBackend(NdarrayBackend):
         return all(operand.dtype.num >= 0 for operand in operands)
 
     def computes(self, operands: Sequence[Any]) -> bool:
-        return all(operand.dtype.num < FIRST_OF_OTHERS for operand in operands)
+        return all(operand.dtype.num < FIRST_OF_OTHERS and operand.dtype.kind in _KINDS for operand in operands)
 
     def native(self, equation: str, operands: Sequence[Any], **options: Any) -> Any:
         try:

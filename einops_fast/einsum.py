@@ -290,7 +290,8 @@ def _with_an_axis_each(call: Call, sizes: Mapping[str, int]) -> tuple[Compositio
         if any_size is None:
             return None, arrays
         axes = tuple(map(tuple, (*subscripts.inputs, subscripts.output)))
-        found = Composition(subscripts.text, subscripts.equation, axes[:-1], axes[-1], subscripts.names)
+        named = tuple([(letter, str(name)) for letter, name in subscripts.names])
+        found = Composition(subscripts.text, subscripts.equation, axes[:-1], axes[-1], named)
     _check_sizes(sizes, found.names.values(), found.text)
     wanted = found.shapes(shapes, sizes)
     if any_size is not None:

@@ -306,3 +306,12 @@ def test_errors_of_subclasses_pass_through(torch: Any) -> None:
 
     with pytest.raises(NotImplementedError, match="not of this type"):
         fast_einsum("ij,jk->ik", *[torch.ones(2, 2).as_subclass(Refusing)] * 2)
+
+
+@pytest.mark.parametrize("dtype", ["m8[s]", "M8[D]", "S2", "U2", "V4", "f4,i4"])
+@pytest.mark.parametrize("equation", ["ij,jk->ik", "ij->j", "ij,ij->", "ij,jk,kl->il"])
+def test_dtypes_that_numpy_does_not_compute_in(equation: str, dtype: str) -> None:
+    array = np.zeros((30, 30), dtype)
+    with pytest.raises(OperandError, match=r"NumPy's einsum has no products and sums of .*: convert the operands"):
+        fast_einsum(equation, *[array] * (equation.count(",") + 1))
+    assert fast_einsum("ij->ji", array).base is array

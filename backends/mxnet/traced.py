@@ -70,8 +70,9 @@ def split_axes(array: Any, axes: Sequence[Sequence[int | None]]) -> Any:
             # Splits are checked, and nothing else is.
             array = _merged(npx.reshape(array, (*[-2] * at, -6, first, 1, -4)), at, 2)
         while rest:
-            after = -1 if None in rest else prod(rest)
-            array = npx.reshape(array, (*[-2] * at, -6, -1 if first is None else first, after, -4))
+            known = [size for size in rest if size is not None]
+            parts = -1 if first is None else first, prod(known) if len(known) == len(rest) else -1
+            array = npx.reshape(array, (*[-2] * at, -6, *parts, -4))
             first, *rest = rest
             at += 1
         at += 1

@@ -168,7 +168,11 @@ def _call(name: str, native: Callable[..., Any], operands: Sequence[Any], option
         made = _compile(equation, backend, arrays, dtype, casting, optimize, asks)
         if isinstance(made, _NoBetter) and observed():
             raise _ForNative(made.reason) from None  # each time, to be counted
-        run = partial((made.in_loops and loops) or native, equation) if isinstance(made, _NoBetter) else made
+        if isinstance(made, _NoBetter):
+            asked = options if plain else {}  # later calls run it with operands alone
+            run = partial(loops, equation) if made.in_loops and loops else partial(native, equation, **asked)
+        else:
+            run = made
         remember(key, run)
         like = backend.likeness(arrays) if plain else None
         if like is not None:
@@ -178,8 +182,9 @@ def _call(name: str, native: Callable[..., Any], operands: Sequence[Any], option
             leave_to_loops(equation, arrays)
     if _is_native(run, native):
         return run(*arrays, **options)
-    if not plain and _is_native(run, loops):
-        # NumPy would only choose an order of contraction for the loops, which takes longer than they do.
+    if not plain and _is_native(run, loops) and (out is None or all(array.dtype == out.dtype for array in arrays)):
+        # NumPy would only choose an order of contraction for the loops, which takes longer than they do. But where it
+        # chooses one, the dtype of out has no say in that of the products.
         return native(equation, *arrays, **{name: options[name] for name in options if name != "optimize"})
     result = run(*arrays)
     if out is None and order == "K":

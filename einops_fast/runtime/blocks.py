@@ -54,7 +54,8 @@ class Setting:
         self._leave_it_to_blocks()
         begin = self._begin
         if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
-            return _in_steps(partial(Setting, begin), function)
+            steps: Callable[P, T] = _in_steps(partial(Setting, begin), function)
+            return steps
         _refuse_steps(function)
 
         @wraps(function)

@@ -452,6 +452,40 @@ def test_bad_options_of_numpy():
         _same_error(NUMPY_NATIVE, "numpy", np, ("ij,jk", a, b), options)
 
 
+@pytest.mark.parametrize("size", [3, 30], ids=["small", "large"])
+@pytest.mark.parametrize("dtype", ["m8[s]", "M8[D]", "S2", "V4", "f4,i4"])
+@pytest.mark.parametrize("options", [{}, {"optimize": True}, {"optimize": "greedy"}], ids=str)
+def test_dtypes_that_loops_do_not_multiply(options, dtype, size):
+    """Where NumPy chooses an order of contraction, its matrix products take some of these, in every call."""
+    array = np.zeros((size, size), dtype) if dtype != "m8[s]" else np.full((size, size), 5, dtype)
+    for equation, count in [("ij,jk->ik", 2), ("ij,ij->", 2), ("ij,jk,kl->il", 3), ("ij->j", 1), ("ij->ji", 1)]:
+        for _ in range(4):
+            try:
+                expected = NUMPY_NATIVE(equation, *[array] * count, **options)
+            except Exception:
+                _same_error(NUMPY_NATIVE, "numpy", np, (equation, *[array] * count), options)
+            else:
+                with patched("numpy"):
+                    found = np.einsum(equation, *[array] * count, **options)
+                assert found.dtype == expected.dtype
+                assert found.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("size", [3, 30], ids=["small", "large"])
+@pytest.mark.parametrize(("dtype", "wider"), [("?", "i4"), ("?", "f8"), ("i1", "i8"), ("f4", "f8")])
+@pytest.mark.parametrize("options", [{}, {"optimize": True}, {"optimize": "greedy", "casting": "unsafe"}], ids=str)
+def test_what_a_wider_out_changes_is_what_it_changes_in_numpy(options, dtype, wider, size):
+    array = np.full((size, size), 1 if dtype == "?" else 50).astype(dtype)
+    for equation, count in [("ij,jk->ik", 2), ("ij,jk,kl->il", 3), ("ij,ij->i", 2), ("ij->i", 1)]:
+        shape = (size,) * len(equation.partition("->")[2])
+        for _ in range(3):
+            expected, found = np.zeros(shape, wider), np.zeros(shape, wider)
+            NUMPY_NATIVE(equation, *[array] * count, out=expected, **options)
+            with patched("numpy"):
+                assert np.einsum(equation, *[array] * count, out=found, **options) is found
+            np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
 LABELS = [
     [[True, 0]], [[-1, 0]], [[26, 0]], [[25, 26]], [[0, 30]], [[30, 0], [0]], [[26, 27], [27, 26]], [[52, 0]],
     [[0.5, 1]], [["a", "b"]], [[None, 0]], [0], [None], ["ij"], [np.array([True, False])], [[2**70, 0]], [[0, 0]],
