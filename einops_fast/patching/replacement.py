@@ -42,7 +42,7 @@ class Dialect:
     # keyword arguments that mean what they mean in NumPy; calls with any other are left to it
     options: frozenset[str] = frozenset()
     lists: bool = False  # the operands may come as one list
-    labels: bool = True  # lists of labels between the operands are an equation
+    of_numpy: bool = True  # lists of labels are an equation, and optimize may be all that NumPy takes
     lower_first: bool = False  # labels begin with small letters in calls that ask for an order of contraction
     drops_ellipsis: bool = False  # an output without an ellipsis sums over the ellipsis axes, where others raise
 
@@ -50,7 +50,7 @@ class Dialect:
 DIALECTS = {
     "numpy": Dialect(frozenset({"out", "dtype", "order", "casting", "optimize"}), lower_first=True),
     "torch": Dialect(lists=True, drops_ellipsis=True),
-    "mxnet": Dialect(frozenset({"out", "optimize"}), labels=False),
+    "mxnet": Dialect(frozenset({"out", "optimize"}), of_numpy=False),
     "cupy": Dialect(frozenset({"optimize"})),
 }
 
@@ -142,6 +142,8 @@ def _call(name: str, native: Callable[..., Any], operands: Sequence[Any], option
     dtype, casting = options.get("dtype"), options.get("casting", "safe")
     optimize = _optimizer(options.get("optimize", True), len(arrays))
     owned = all(backend.owns(type(array)) for array in (arrays if out is None else [*arrays, out]))
+    if not dialect.of_numpy and not isinstance(options.get("optimize", True), bool):
+        raise _ForNative("optimize is True or False there")
     usual = options.keys() <= dialect.options and order in ("K", "C", "F") and casting in CASTINGS
     # NumPy ignores most options where the result is a view, and dtype in the products that it leaves to BLAS.
     ignored = options and (len(arrays) == 1 or (dtype is not None and asks))
@@ -283,7 +285,7 @@ def _read(operands: Sequence[Any], dialect: Dialect, asks: bool) -> tuple[str, S
     if operands and isinstance(operands[0], str):
         equation, arrays = operands[0], operands[1:]
     else:
-        if not dialect.labels:
+        if not dialect.of_numpy:
             raise _ForNative("the framework takes no lists of labels")
         arrays = operands[: len(operands) // 2 * 2 : 2]
         letters = _LOWER_FIRST if asks and dialect.lower_first else _LETTERS

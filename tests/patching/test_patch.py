@@ -518,11 +518,13 @@ def test_unusual_labels_mean_what_they_mean_to_numpy(labels, size, options):
 
 
 @pytest.mark.parametrize("options", [{}, {"optimize": True}], ids=str)
-def test_lists_of_labels_are_mxnets_to_refuse(mnp, options):
+def test_lists_of_labels_and_optimizers_are_mxnets_to_refuse(mnp, options):
     a, one = mnp.ones((2, 3)), mnp.array(1.0)
     native = vars(mnp)["einsum"]
     for operands in [(a,), (a, [0, 1]), (a, [0, 1], [0]), (one, []), (one, [], [])]:
         _same_error(native, "mxnet", mnp, operands, options)
+    for optimize in (None, "greedy", ["einsum_path", (0, 1)]):
+        _same_error(native, "mxnet", mnp, ("ij,jk", a, mnp.ones((3, 4))), {"optimize": optimize})
 
 
 @pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")
