@@ -146,7 +146,7 @@ def test_what_is_equal_to_a_bool_is_one_to_choose_an_order_by(optimize: Any) -> 
         assert fast_einsum(",".join(["i"] * count) + "->", *[V] * count, optimize=optimize) == sum(V**count)
 
 
-@pytest.mark.parametrize("constants", [1, [1.5], ["b"], object()], ids=str)
+@pytest.mark.parametrize("constants", [1, [1.5], ["b"], pytest.param(object(), id="object")], ids=str)
 def test_constants_that_are_no_numbers_of_operands(constants: Any) -> None:
     with pytest.raises(OperandError, match=r"constants=.* isn't a list of numbers of operands, such as \[1\]"):
         contract_expression("ij,jk->ik", (2, 3), np.ones((3, 4)), constants=constants)
