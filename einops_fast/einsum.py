@@ -32,25 +32,26 @@ from einops_fast.runtime.precision import allow_precision, allowed
 from einops_fast.runtime.traced import call_traced
 from einops_fast.runtime.tuning import is_reproducible
 
-__all__ = ["fast_einsum", "plan_arguments", "plan_call", "result_at_once", "settings", "settings_hold"]
+__all__ = ["fast_einsum", "plan_arguments", "plan_call", "result_at_once", "settings", "settings_hold", "with_sizes"]
 
 
 @overload
 def fast_einsum(
     equation: str, first: ArrayT, /, *others: ArrayT | Nested, out: ArrayT | None = None, dtype: Any = None,
     order: Order = "K", casting: Casting = "safe", optimize: Any = "auto", autotune: Autotune | None = None,
-    precision: Precision | None = None, **sizes: int,
+    precision: Precision | None = None, memory_limit: int | str | None = None, **sizes: int,
 ) -> ArrayT: ...  # fmt: skip
 @overload
 def fast_einsum(
     first: ArrayT, labels: Sequence[Any], /, *others: Any, out: ArrayT | None = None, dtype: Any = None,
     order: Order = "K", casting: Casting = "safe", optimize: Any = "auto", autotune: Autotune | None = None,
-    precision: Precision | None = None, **sizes: int,
+    precision: Precision | None = None, memory_limit: int | str | None = None, **sizes: int,
 ) -> ArrayT: ...  # fmt: skip
 @overload
 def fast_einsum(
     first: Nested, /, *others: Any, out: Any = None, dtype: Any = None, order: Order = "K", casting: Casting = "safe",
-    optimize: Any = "auto", autotune: Autotune | None = None, precision: Precision | None = None, **sizes: int,
+    optimize: Any = "auto", autotune: Autotune | None = None, precision: Precision | None = None,
+    memory_limit: int | str | None = None, **sizes: int,
 ) -> Any: ...  # fmt: skip
 def fast_einsum(
     *operands: Any,
@@ -61,6 +62,7 @@ def fast_einsum(
     optimize: Any = "auto",
     autotune: Autotune | None = None,
     precision: Precision | None = None,
+    memory_limit: int | str | None = None,
     **sizes: int,
 ) -> Any:
     """Einstein summation on arrays of any supported framework; the result is an array of the same framework.
@@ -87,6 +89,8 @@ def fast_einsum(
             :func:`einops_fast.autotune`, whose block this argument stands for.
         precision: ``'tf32'`` or ``'tf32x3'``: what tensor cores may make of float32 products on a GPU beyond the
             framework's own setting; see :func:`einops_fast.allow_precision`, whose block this argument stands for.
+        memory_limit: bytes, or a text such as ``'2GiB'``: the most that the call allocates at a time, its result
+            included. What takes more is contracted in pieces, and gradients are, too, a piece at a time.
         sizes: of axes, by name: those that no array tells, such as ``h=8``; others are checked.
 
     Returns:
@@ -108,9 +112,14 @@ def fast_einsum(
         >>> fast_einsum('b i (h d), b j (h d) -> b h i j', np.ones((2, 5, 12)), np.ones((2, 6, 12)), h=3).shape
         (2, 3, 5, 6)
     """
+    if memory_limit is not None:
+        from einops_fast.limited import einsum_within  # which contracts pieces by this function
+
+        options = {"dtype": dtype, "order": order, "casting": casting, "optimize": optimize}
+        return einsum_within(memory_limit, operands, sizes, out, options, autotune, precision)
     if sizes or (tracing.is_compiling() and operands and composition(operands[0]) is not None):
         options = {"order": order, "casting": casting, "optimize": optimize}
-        return _of_sizes(operands, sizes, out, dtype=dtype, autotune=autotune, precision=precision, **options)
+        return with_sizes(operands, sizes, out, dtype=dtype, autotune=autotune, precision=precision, **options)
     if tracing.is_compiling():
         return call_traced(operands, out, dtype, order, casting, optimize, autotune, precision)
     if (autotune is not None or precision is not None) and not settings_hold(autotune, precision):
@@ -190,7 +199,7 @@ def _call(operands: Sequence[Any], out: Any, dtype: Any, order: str, casting: st
     """The careful way: check everything, make the plan, remember it."""
     call, order = read_call(operands), read_options(order, casting)
     if composition(call.spelled) is not None:
-        return _of_sizes(operands, {}, out, dtype=dtype, order=order, casting=casting, optimize=optimize)
+        return with_sizes(operands, {}, out, dtype=dtype, order=order, casting=casting, optimize=optimize)
     arrays, backend = call.arrays, known_backend(call.arrays, out)
     if backend is None:
         options = {"dtype": dtype, "order": order, "casting": casting, "optimize": optimize}
@@ -242,7 +251,7 @@ def _keep_alike(question: Hashable, backend: Backend, arrays: Sequence[Any], run
         remember_alike(question, like, run, arrays)
 
 
-def _of_sizes(operands: Sequence[Any], sizes: Mapping[str, int], out: Any, **options: Any) -> Any:
+def with_sizes(operands: Sequence[Any], sizes: Mapping[str, int], out: Any, **options: Any) -> Any:
     """Evaluate an equation in which some axes are made up of several, or some of whose sizes are given."""
     call = read_call(operands)
     if not tracing.is_tracing():
@@ -352,16 +361,17 @@ def _compile(
 
 
 def plan_arguments(
-    operands: Sequence[Any], dtype: Any, casting: str, optimize: Any, sizes: Mapping[str, int] | None = None
-) -> Plan:
-    """The plan for the arguments of a :func:`fast_einsum` call."""
+    operands: Sequence[Any], dtype: Any, casting: str, optimize: Any, sizes: Mapping[str, int] | None = None,
+    plan: Callable[..., Any] | None = None,
+) -> Any:  # fmt: skip
+    """The plan for the arguments of a :func:`fast_einsum` call, by :func:`plan_call` or another such function."""
     call = read_call(operands)
     if sizes or composition(call.spelled) is not None:
         found, expanded = _with_an_axis_each(call, sizes or {})
         call = call if found is None else Call(expanded, found.letters)
     backend, arrays = own_arrays(call.arrays)
     subscripts = call.subscripts(tuple([len(array.shape) for array in arrays]))
-    return plan_call(subscripts, backend, arrays, dtype, casting, optimize)
+    return (plan or plan_call)(subscripts, backend, arrays, dtype, casting, optimize)
 
 
 def plan_call(

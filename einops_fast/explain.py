@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from einops_fast.annotations import Autotune, Casting, Precision
@@ -10,6 +11,7 @@ from einops_fast.backends import get_backend
 from einops_fast.einsum import plan_arguments, settings
 from einops_fast.errors import OperandError, ShapeError
 from einops_fast.planning.plan import Plan
+from einops_fast.planning.slicing import Slicing, read_bytes
 
 if TYPE_CHECKING:
     from einops_fast.explanation import Explanation
@@ -24,6 +26,7 @@ def explain(
     optimize: Any = "auto",
     autotune: Autotune | None = None,
     precision: Precision | None = None,
+    memory_limit: int | str | None = None,
     **sizes: int,
 ) -> Explanation:
     """What :func:`fast_einsum` would do with these arguments, without doing it.
@@ -31,6 +34,7 @@ def explain(
     Args:
         operands: as for :func:`fast_einsum`, either form.
         dtype, casting, optimize, autotune, precision, sizes: as for :func:`fast_einsum`.
+        memory_limit: as there: then this is the plan of one piece, if there are several, and says how many.
 
     Returns:
         An :class:`Explanation`, which prints as a table.
@@ -46,7 +50,12 @@ def explain(
         (1440, 0)
     """
     with settings(autotune, precision):
-        return _explanation_of(plan_arguments(operands, dtype, casting, optimize, sizes))
+        if memory_limit is None:
+            return _explanation_of(plan_arguments(operands, dtype, casting, optimize, sizes))
+        from einops_fast.limited import slicing_of  # few calls have a limit
+
+        slicing_within = partial(slicing_of, limit=read_bytes(memory_limit))
+        return _explanation_of(plan_arguments(operands, dtype, casting, optimize, sizes, slicing_within))
 
 
 def explain_shapes(
@@ -88,7 +97,7 @@ def explain_shapes(
     return _explanation_of(plan_arguments((equation, *examples), None, "safe", optimize, sizes))
 
 
-def _explanation_of(plan: Plan) -> Explanation:
+def _explanation_of(plan: Plan | Slicing) -> Explanation:
     # Few programs explain anything: none should wait for this when it imports the package.
     from einops_fast.explanation import explanation_of
 

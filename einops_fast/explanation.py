@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -11,6 +11,7 @@ from einops_fast.observing.tables import aligned
 from einops_fast.planning.chains import chain_of
 from einops_fast.planning.cost import ITEM_SIZES, StepCost
 from einops_fast.planning.plan import Plan
+from einops_fast.planning.slicing import Slicing
 from einops_fast.planning.steps import Arrange, Cast, Contraction, Fused, Gemm, Multiply, Native, Step, Sum, View
 
 __all__ = ["Explanation", "StepReport", "explanation_of", "scaled"]
@@ -47,6 +48,7 @@ class Explanation:
 
     plan: Plan
     steps: tuple[StepReport, ...]
+    slicing: Slicing | None = None  # of a call with a memory limit; the plan is that of one piece
 
     @property
     def path(self) -> tuple[tuple[int, ...], ...]:
@@ -99,6 +101,7 @@ class Explanation:
             "copied_bytes": self.copied_bytes,
             "largest_intermediate_bytes": self.largest_intermediate,
             "predicted_seconds": self.seconds,
+            **({} if self.slicing is None else {"memory": self._memory(self.slicing)}),
             "steps": [
                 {
                     "slot": step.slot,
@@ -115,6 +118,16 @@ class Explanation:
                 }
                 for step in self.steps
             ],
+        }
+
+    @staticmethod
+    def _memory(slicing: Slicing) -> dict[str, Any]:
+        spelled = slicing.subscripts.spelling
+        return {
+            "pieces": slicing.count,
+            "extents": {spelled(label): extent for label, extent in slicing.extents.items()},
+            "peak_bytes": slicing.peak,
+            "flops_ratio": slicing.overhead,
         }
 
     def __str__(self) -> str:
@@ -151,13 +164,20 @@ class Explanation:
             for step in self.steps
             for read, words in zip(step.reads, step.operands, strict=False)
         ]
+        if self.slicing is not None:
+            memory = self._memory(self.slicing)
+            cuts = ", ".join(f"{label} by {extent}" for label, extent in memory["extents"].items())
+            pieces = f"one of {memory['pieces']} pieces ({cuts}), {memory['flops_ratio']:.2f} times the FLOPs of one"
+            notes.append(f"{pieces if cuts else 'in one piece'}; at most {scaled(memory['peak_bytes'], 'B')} at a time")
         if self.largest_intermediate:
             notes.append(f"largest intermediate: {scaled(self.largest_intermediate, 'B')}")
         return "\n".join([*lines, "", *notes]) if notes else "\n".join(lines)
 
 
-def explanation_of(plan: Plan) -> Explanation:
-    """The plan, step by step, in the caller's axis names."""
+def explanation_of(plan: Plan | Slicing) -> Explanation:
+    """The plan, or that of a piece, step by step, in the caller's axis names."""
+    if isinstance(plan, Slicing):
+        return replace(explanation_of(plan.piece), slicing=plan)
     count = len(plan.operands)
     labels = list(plan.subscripts.inputs)
     reports = []

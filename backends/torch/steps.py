@@ -13,6 +13,7 @@ import torch
 from einops_fast.backends.base import Backend, Run
 from einops_fast.backends.blocked_copies import LEAST
 from einops_fast.backends.torch.einsum.cpu_copies import contiguous
+from einops_fast.backends.torch.einsum.pieces import recorded_in_pieces
 from einops_fast.backends.torch.types import HALVES, unrecorded
 from einops_fast.planning.steps import Arrange, Cast, Diagonal, Gemm, Multiply, Select, Sum, View
 from einops_fast.planning.target import Operand
@@ -49,6 +50,13 @@ class TorchSteps(Backend):
         if step.in_order:
             return lambda a: a.to(dtype, memory_format=torch.contiguous_format)
         return lambda a: a.to(dtype)
+
+    def sums_of(self, part: Any, shape: tuple[int, ...], *, wide: bool) -> Any:
+        return part.new_zeros(shape, dtype=torch.float32 if wide and part.dtype in HALVES else part.dtype)
+
+    def in_pieces(self, run: Any, operands: Sequence[Any]) -> Run:
+        wanted = torch.is_grad_enabled() and any(each.requires_grad for each in operands)
+        return recorded_in_pieces(run) if wanted else run
 
     def diagonal(self, step: Diagonal) -> Run:
         # Each diagonal() takes two axes away and puts theirs last; keep account of where the rest went.

@@ -14,7 +14,7 @@ from einops_fast.errors import EinsumError
 from einops_fast.planning.notation import Subscripts
 from einops_fast.record import Record
 
-__all__ = ["MOST_TIMES", "Path", "candidate_paths", "check_optimize", "explicit_path"]
+__all__ = ["MOST_TIMES", "Network", "Path", "candidate_paths", "check_optimize", "explicit_path"]
 
 Path = tuple[tuple[int, ...], ...]
 
@@ -50,7 +50,7 @@ class _Candidate(Record):
         return self.paired and self.largest <= limit
 
 
-class _Network:
+class Network:
     """Operands as sets of labels, and how to search for the order in which to contract them."""
 
     def __init__(self, inputs: Sequence[str], output: str, sizes: dict[str, int]) -> None:
@@ -163,7 +163,7 @@ def candidate_paths(
     count = len(inputs)
     if count < 3:
         return [(tuple(range(count)),)]
-    network = _Network(inputs, subscripts.output, sizes)
+    network = Network(inputs, subscripts.output, sizes)
     fits = inf if room is None else room
     explicit = explicit_path(optimize, count)
     if explicit is not None:
@@ -188,7 +188,7 @@ def candidate_paths(
     return list(dict.fromkeys([each.path for each in found]))
 
 
-def _within(network: _Network, optimize: Any, limit: float, fits: float) -> _Candidate:
+def _within(network: Network, optimize: Any, limit: float, fits: float) -> _Candidate:
     """A path by pairs whose intermediates fit, else one whose largest is small."""
     count = len(network.inputs)
     if optimize == "auto" and count == 3 and limit == inf:
@@ -205,7 +205,7 @@ def _within(network: _Network, optimize: Any, limit: float, fits: float) -> _Can
     return min([each for each in found if each.paired], key=attrgetter("largest", "flops"))
 
 
-def _by_pairs(network: _Network, path: Path, fits: float) -> Path:
+def _by_pairs(network: Network, path: Path, fits: float) -> Path:
     """The path with each step of many terms as pairs: from left to right if these fit."""
     if all(len(positions) <= 2 for positions in path):
         return path
@@ -216,7 +216,7 @@ def _by_pairs(network: _Network, path: Path, fits: float) -> Path:
             steps.append(positions)
             count -= len(positions) - 1
             continue
-        inside = _Network(["".join(term) for term in group], "".join(result), network.sizes)
+        inside = Network(["".join(term) for term in group], "".join(result), network.sizes)
         order = inside.left_to_right()
         if not order.fits(fits):
             order = _within(inside, "auto", inf, fits)

@@ -1,0 +1,232 @@
+"""A call with a memory limit gives what it gives without, in pieces, and allocates no more."""
+
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from optional_mxnet import mxnet_or_skip
+
+from einops_fast import explain, fast_einsum
+from einops_fast.errors import EinsumError, OperandError, ShapeError
+from einops_fast.planning.notation import parse
+from einops_fast.planning.slicing import Slicing, read_bytes
+
+PYTHON = 1 << 15
+"""Bytes of the interpreter's own objects, about: plans, views, loops."""
+
+CASES: dict[str, tuple[str, tuple[tuple[int, ...], ...], int]] = {
+    "chain": ("ij,jk,kl->il", ((400, 300), (300, 500), (500, 200)), 1_000_000),
+    "wide product of three": ("bi,bj,bk->ijk", ((50, 40), (50, 50), (50, 60)), 1_250_000),
+    "peps": ("iajb,jbkc,kcld->iald", ((12, 14, 12, 14), (12, 14, 10, 11), (10, 11, 9, 8)), 160_000),
+    "ring": ("ab,bc,cd,da->", ((100, 100),) * 4, 100_000),
+    "integrals": ("ia,jb,iajb->", ((40, 40), (40, 40), (40, 40, 40, 40)), 40_000),
+    "outer product that is summed": ("i,j,k->", ((300,), (300,), (300,)), 40_000),
+    "diagonal": ("ii,ij,jk->k", ((300, 300), (300, 200), (200, 100)), 60_000),
+    "one axis for many": ("...ij,...jk->...ik", ((3, 1, 200, 30), (1, 4, 30, 200)), 4_000_000),
+    "sum of a product": ("abc,abd->cd", ((20, 30, 100), (20, 30, 120)), 800_000),
+}
+"""Equation, shapes in float64, and a limit in bytes."""
+
+
+def operands(name: str, dtype: Any = np.float64) -> tuple[str, list[Any], int]:
+    equation, shapes, limit = CASES[name]
+    generator = np.random.default_rng(0)
+    return equation, [generator.standard_normal(shape).astype(dtype) for shape in shapes], limit
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_results_are_the_same_and_memory_is_kept_to(name: str) -> None:
+    equation, arrays, limit = operands(name)
+    found = fast_einsum(equation, *arrays, memory_limit=limit)
+    tracemalloc.start()
+    try:
+        found = fast_einsum(equation, *arrays, memory_limit=limit)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak <= limit + PYTHON
+    exact = np.einsum(equation, *arrays, optimize=True)
+    np.testing.assert_allclose(found, exact, rtol=1e-9, atol=1e-9 * float(np.abs(exact).max()))
+    memory = explain(equation, *arrays, memory_limit=limit).to_dict()["memory"]
+    assert memory["peak_bytes"] <= limit
+    assert memory["flops_ratio"] >= 1
+
+
+@pytest.mark.parametrize("name", ["chain", "ring", "wide product of three"])
+def test_a_tighter_limit_makes_more_pieces(name: str) -> None:
+    equation, arrays, _ = operands(name)
+    result = np.einsum(equation, *arrays, optimize=True).nbytes
+    counts = []
+    for limit in (1 << 30, 3 * result + 150_000, result + 100_000):
+        explanation = explain(equation, *arrays, memory_limit=limit)
+        counts.append(explanation.to_dict()["memory"]["pieces"])
+        assert ("in one piece" in str(explanation)) == (counts[-1] == 1)
+    assert counts[0] == 1
+    assert counts == sorted(counts)
+    assert counts[-1] > 1
+
+
+def test_float16_is_added_up_in_float32() -> None:
+    generator = np.random.default_rng(1)
+    left, right = (generator.random((8, 20_000)).astype(np.float16) for _ in range(2))
+    equation = "ik,jk,ij->"
+    weights = np.ones((8, 8), np.float16)
+    exact = np.einsum(equation, *[each.astype(np.float64) for each in (left, right, weights)], optimize=True) / 1e4
+    found = fast_einsum(equation, left / 100, right / 100, weights, memory_limit=20_000)
+    assert found.dtype == np.float16
+    assert abs(float(found) - exact) <= 4e-3 * exact
+
+
+@pytest.mark.parametrize("options", [{"order": "F"}, {"order": "C"}, {"dtype": "float32", "casting": "same_kind"}])
+def test_options_are_as_without_a_limit(options: dict[str, Any]) -> None:
+    equation, arrays, limit = operands("chain")
+    found = fast_einsum(equation, *arrays, memory_limit=limit, **options)
+    plain = fast_einsum(equation, *arrays, **options)
+    assert found.dtype == plain.dtype
+    assert found.flags.f_contiguous == (options.get("order") == "F")
+    np.testing.assert_allclose(found, plain, rtol=1e-3, atol=1e-3 * float(np.abs(plain).max()))
+
+
+def test_out_may_be_an_operand() -> None:
+    x = np.random.default_rng(2).standard_normal((100, 100))
+    expected = x @ x @ x
+    assert fast_einsum("ij,jk,kl->il", x, x, x, out=x, memory_limit=130_000) is x
+    np.testing.assert_allclose(x, expected)
+
+
+def test_words_compositions_and_given_sizes() -> None:
+    q, k = np.random.default_rng(3).standard_normal((2, 2, 50, 12))
+    plain = fast_einsum("b i (h d), b j (h d) -> b h i j", q, k, h=3)
+    found = fast_einsum("b i (h d), b j (h d) -> b h i j", q, k, h=3, memory_limit="200 kB")
+    np.testing.assert_allclose(found, plain)
+
+
+@pytest.mark.parametrize(("given", "found"), [(7, 7), (np.int64(9), 9), ("2GiB", 2 << 30), ("0.5 kB", 500), ("12", 12)])
+def test_limits_are_numbers_of_bytes(given: Any, found: int) -> None:
+    assert read_bytes(given) == found
+
+
+@pytest.mark.parametrize("given", [0, -1, True, 1.5, "2 gigs", "GiB", "1..5MB", [1]])
+def test_what_is_no_limit(given: Any) -> None:
+    with pytest.raises(EinsumError, match="memory_limit is a number of bytes, or a text such as '2GiB'"):
+        fast_einsum("i,i->", np.ones(3), np.ones(3), memory_limit=given)
+
+
+def test_too_little_is_told_with_what_it_takes() -> None:
+    with pytest.raises(EinsumError, match=r"memory_limit: 9.77 KiB is too little for 'ij,jk->ik'.*take 703 KiB"):
+        fast_einsum("ij,jk->ik", np.ones((300, 3)), np.ones((3, 300)), memory_limit="10kB")
+    with pytest.raises(ShapeError, match="axis 'j'"):
+        fast_einsum("ij,jk->ik", np.ones((3, 4)), np.ones((5, 3)), memory_limit="10kB")
+
+
+def test_pieces_cover_all_once() -> None:
+    subscripts = parse("abc,cd->abd", (3, 2), words=False)
+    slicing = Slicing(subscripts, {"a": 5, "b": 2, "c": 7, "d": 3}, {"a": 2, "c": 3}, None, 0, 1.0)
+    seen = np.zeros((5, 2, 7))
+    for (left, _), at in slicing.pieces([(5, 2, 7), (7, 3)]):
+        assert at == (left[0], slice(None), slice(None))
+        seen[left] += 1
+    assert (seen == 1).all()
+    assert slicing.count == 9
+    assert slicing.adds
+
+
+# ---- torch
+
+
+def tensors(name: str, **options: Any) -> tuple[str, list[Any], int]:
+    torch: Any = pytest.importorskip("torch")
+    equation, arrays, limit = operands(name)
+    return equation, [torch.from_numpy(each).to(**options).requires_grad_() for each in arrays], limit
+
+
+@pytest.mark.parametrize("name", ["chain", "ring", "diagonal", "one axis for many", "sum of a product"])
+@pytest.mark.parametrize("complex_numbers", [False, True])
+def test_gradients_are_made_a_piece_at_a_time(name: str, complex_numbers: bool) -> None:
+    torch: Any = pytest.importorskip("torch")
+    equation, given, _ = tensors(name, dtype=torch.complex128 if complex_numbers else torch.float64)
+    item, result = given[0].element_size(), torch.einsum(equation, *given)
+    held = max(sum(each.numel() for each in given), result.numel()) * item
+    whole = explain(equation, *given, memory_limit=1 << 40).to_dict()["memory"]["peak_bytes"]
+    limit = (held + 3 * whole) // 4
+    found = fast_einsum(equation, *given, memory_limit=limit)
+    assert explain(equation, *given, memory_limit=limit).to_dict()["memory"]["pieces"] > 1
+    torch.testing.assert_close(found, result)
+    cotangent = torch.randn_like(result)
+    own, native = (torch.autograd.grad(each, given, cotangent, retain_graph=True) for each in (found, result))
+    for one, other in zip(own, native, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_gradients_of_some_operands_under_autocast() -> None:
+    torch: Any = pytest.importorskip("torch")
+    equation, (a, b, c), limit = tensors("chain", dtype=torch.float32)
+    b, limit = b.detach(), 1_600_000
+    with torch.autocast("cpu", torch.bfloat16):
+        found = fast_einsum(equation, a, b, c, memory_limit=limit)
+        native = torch.einsum(equation, a, b, c)
+    assert found.dtype == native.dtype == torch.bfloat16
+    for one, other in zip(
+        torch.autograd.grad(found.sum(), (a, c)), torch.autograd.grad(native.sum(), (a, c)), strict=True
+    ):
+        assert one.dtype == torch.float32
+        torch.testing.assert_close(one, other, rtol=5e-2, atol=5e-2 * float(other.abs().max()))
+
+
+def refused(act: Callable[[Any], Any], error: type[Exception], words: str) -> None:
+    torch: Any = pytest.importorskip("torch")
+    x = torch.randn(60, 60, dtype=torch.float64)
+    with pytest.raises(error, match=words):
+        act(x)
+
+
+def ring(x: Any) -> Any:
+    return fast_einsum("ab,bc,cd,da->", x, x, x, x, memory_limit=200_000)
+
+
+def test_what_pieces_can_not_do_is_refused() -> None:
+    torch: Any = pytest.importorskip("torch")
+
+    def twice(x: Any) -> Any:
+        return torch.autograd.grad(ring(x.requires_grad_()), x, create_graph=True)
+
+    refused(twice, EinsumError, "can't be differentiated again: give no limit")
+    refused(lambda x: torch.jit.trace(ring, x), OperandError, "memory_limit isn't for code that is traced")
+
+
+def test_compiled_code_leaves_such_calls_as_they_are() -> None:
+    torch: Any = pytest.importorskip("torch")
+    x = torch.randn(40, 40)
+
+    def program(x: Any) -> Any:
+        return fast_einsum("ij,jk->ik", x + 1, x, memory_limit=16_000) * 2
+
+    torch._dynamo.reset()
+    torch.testing.assert_close(torch.compile(program, backend="eager")(x), program(x))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_allocator_of_a_gpu_sees_no_more(dtype: str) -> None:
+    torch: Any = pytest.importorskip("torch")
+    given = list(torch.randn(3, 64, 512, device="cuda", dtype=getattr(torch, dtype)))
+    equation, limit = "bi,bj,bk->ijk", (512**3 * given[0].element_size() * 3) // 2 + (64 << 20)
+    for _ in range(2):
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        found = fast_einsum(equation, *given, memory_limit=limit)
+        assert torch.cuda.max_memory_allocated() - before <= limit
+    exact = torch.einsum(equation, *[each.double() for each in given])
+    assert (found.double() - exact).abs().max() <= 3e-2 * exact.abs().max()
+
+
+# ---- MXNet
+
+
+def test_mxnet() -> None:
+    mxnet = mxnet_or_skip()
+    equation, arrays, limit = operands("chain", np.float32)
+    found = fast_einsum(equation, *[mxnet.np.array(each) for each in arrays], memory_limit=limit)
+    np.testing.assert_allclose(found.asnumpy(), np.einsum(equation, *arrays, optimize=True), rtol=1e-3, atol=1e-2)
