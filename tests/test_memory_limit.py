@@ -123,7 +123,7 @@ def test_too_little_is_told_with_what_it_takes() -> None:
 
 def test_pieces_cover_all_once() -> None:
     subscripts = parse("abc,cd->abd", (3, 2), words=False)
-    slicing = Slicing(subscripts, {"a": 5, "b": 2, "c": 7, "d": 3}, {"a": 2, "c": 3}, None, 0, 1.0)
+    slicing = Slicing(subscripts, {"a": 5, "b": 2, "c": 7, "d": 3}, {"a": 2, "c": 3}, None, 0, 0, 1.0)
     seen = np.zeros((5, 2, 7))
     for (left, _), at in slicing.pieces([(5, 2, 7), (7, 3)]):
         assert at == (left[0], slice(None), slice(None))

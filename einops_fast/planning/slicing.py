@@ -1,6 +1,6 @@
 """Contract within a memory limit: axes are cut until everything that a call allocates fits, and pieces are added up.
 
-The axis that is cut next is the one after which a contraction takes the fewest FLOPs, of those in the largest step.
+The axis that is cut next is the one that costs the fewest FLOPs for what the cut takes off the largest step.
 Steps that lack an axis are made anew for each of its pieces: that is what a limit costs.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
-from math import inf, prod
+from math import inf, log, prod
 from typing import Any
 
 from einops_fast.errors import EinsumError
@@ -51,7 +51,8 @@ class Slicing(Record):
     extents: dict[str, int]  # of the labels that are cut: the length of a piece; the last one may be shorter
     piece: Plan  # of the largest ones
     peak: int  # bytes that are allocated at most, the result's included
-    overhead: float  # times the FLOPs without a limit
+    flops: int  # multiply-adds of all pieces
+    overhead: float  # times those of the same path in one piece
 
     @property
     def count(self) -> int:
@@ -96,8 +97,7 @@ def cheapest_slicing(plans: Sequence[Plan], limit: int, plan_of: Callable[[Mappi
     Raises:
         EinsumError: the result alone is larger, or no piece is small enough.
     """
-    fewest = min(_flops(plan.subscripts, plan.sizes, plan.path, {}) for plan in plans)
-    found = [_slicing(plan, limit, plan_of, trained, max(fewest, 1)) for plan in plans]
+    found = [_slicing(plan, limit, plan_of, trained) for plan in plans]
     fitting = [each for each in found if each.peak <= limit]
     if not fitting:
         least = min(each.peak for each in found)
@@ -105,79 +105,75 @@ def cheapest_slicing(plans: Sequence[Plan], limit: int, plan_of: Callable[[Mappi
             f"memory_limit: {_in_words(limit)} is too little for {plans[0].subscripts.text!r}, whose smallest pieces "
             f"and {'result, or gradients,' if trained else 'result'} take {_in_words(least)}"
         )
-    return min(fitting, key=lambda each: (each.overhead, each.count))
+    return min(fitting, key=lambda each: (each.flops, each.count))
 
 
-def _slicing(plan: Plan, limit: int, plan_of: Callable[[Mapping[str, int], Path], Plan], trained: bool,
-             fewest: int) -> Slicing:  # fmt: skip
+class _Steps:
+    """What a path contracts, whatever the extents of labels."""
+
+    def __init__(self, subscripts: Subscripts, sizes: Mapping[str, int], path: Path) -> None:
+        self.sizes = sizes
+        # of each step all labels, and the terms that are held with its result, operands aside
+        self.labels: list[frozenset[str]] = []
+        self.held: list[tuple[frozenset[str], ...]] = []
+        live: list[frozenset[str]] = []
+        for group, result in Network(subscripts.inputs, subscripts.output, dict(sizes)).contractions(path):
+            self.labels.append(frozenset().union(*group))
+            self.held.append((*live, result))
+            for term in group:
+                if term in live:
+                    live.remove(term)
+            live.append(result)
+
+    def flops(self, extents: Mapping[str, int]) -> int:
+        """Return the multiply-adds of all pieces."""
+        sizes = self.sizes
+        times = {label: -(-sizes[label] // extent) for label, extent in extents.items() if extent < sizes[label]}
+        pieces = prod(times.values())
+        return sum(
+            prod([sizes[label] for label in labels]) * pieces // prod([times[label] for label in labels & times.keys()])
+            for labels in self.labels
+        )
+
+    def largest(self, extents: Mapping[str, int]) -> tuple[int, frozenset[str]]:
+        """Return the most elements that are held at a time, and the labels of the step that makes them so many."""
+        every = [sum(prod([extents[label] for label in term]) for term in held) for held in self.held]
+        at = max(range(len(every)), key=every.__getitem__)
+        return every[at], self.labels[at].union(*self.held[at])
+
+    def next(self, extents: Mapping[str, int]) -> str | None:
+        """Return the label to cut in two: the one that costs least for what it takes off the largest step."""
+        most, labels = self.largest(extents)
+        flops = self.flops(extents)
+        best: tuple[float, ...] = (inf,)
+        found = None
+        long = {label for label, extent in extents.items() if extent > 1}
+        for label in sorted(labels & long or long):
+            shorter = {**extents, label: -(-extents[label] // 2)}
+            least, more = self.largest(shorter)[0], self.flops(shorter)
+            gain = log(most / least) if least < most else 0.0
+            price = log(more / flops) / gain if gain else inf, float(more), float(-extents[label])
+            if found is None or price < best:
+                best, found = price, label
+        return found
+
+
+def _slicing(plan: Plan, limit: int, plan_of: Callable[[Mapping[str, int], Path], Plan], trained: bool) -> Slicing:
     """Return how a path is sliced; its peak is over the limit if that is impossible."""
-    subscripts, path = plan.subscripts, plan.path
-    extents = dict(plan.sizes)
-    item = _item(plan)
+    subscripts, sizes, path, item = plan.subscripts, plan.sizes, plan.path, _item(plan)
+    steps, extents = _Steps(subscripts, sizes, path), dict(sizes)
     while True:
-        pieces = {label: extent for label, extent in extents.items() if extent < plan.sizes[label]}
-        largest, labels = _largest(subscripts, extents, path)
+        pieces = {label: extent for label, extent in extents.items() if extent < sizes[label]}
         held = _held_bytes(plan, trained, adds=not pieces.keys() <= {*subscripts.output})
-        if not pieces or held + item * largest <= limit:
-            # The path tells less than a plan, which may copy operands.
+        label = steps.next(extents)
+        # The path tells less than a plan, which may copy operands.
+        if not pieces or label is None or held + item * steps.largest(extents)[0] <= limit:
             piece = plan_of(extents, path) if pieces else plan
             peak = peak_bytes(piece, trained) + (held if pieces else _gradient_bytes(plan) if trained else 0)
-            if peak <= limit:
-                break
-        label = _next(subscripts, plan.sizes, extents, path, labels)
-        if label is None:
-            piece = plan_of(extents, path)
-            peak = peak_bytes(piece, trained) + held
-            break
+            if peak <= limit or label is None:
+                flops = steps.flops(extents)
+                return Slicing(subscripts, sizes, pieces, piece, peak, flops, flops / max(steps.flops({}), 1))
         extents[label] = -(-extents[label] // 2)
-    times = {label: -(-plan.sizes[label] // extent) for label, extent in pieces.items()}
-    flops = _flops(subscripts, plan.sizes, path, times)
-    return Slicing(subscripts, plan.sizes, pieces, piece, peak, flops / fewest)
-
-
-def _next(
-    subscripts: Subscripts, sizes: Mapping[str, int], extents: Mapping[str, int], path: Path, labels: frozenset[str]
-) -> str | None:
-    """Return the label to cut in two after which there are the fewest FLOPs: one of the largest step, if any can be."""
-    best: tuple[float, int, int] = (inf, 0, 0)
-    found = None
-    long = {label for label, extent in extents.items() if extent > 1}
-    for label in sorted(labels & long or long, key=subscripts.equation.find):
-        shorter = {**extents, label: -(-extents[label] // 2)}
-        times = {each: -(-sizes[each] // extent) for each, extent in shorter.items()}
-        price = (
-            float(_flops(subscripts, sizes, path, times)), _largest(subscripts, shorter, path)[0], -extents[label]
-        )  # fmt: skip
-        if price < best:
-            best, found = price, label
-    return found
-
-
-def _flops(subscripts: Subscripts, sizes: Mapping[str, int], path: Path, times: Mapping[str, int]) -> int:
-    """Return the multiply-adds of all pieces, where each label is cut so many times."""
-    pieces, flops = prod(times.values()), 0
-    for group, _ in Network(subscripts.inputs, subscripts.output, dict(sizes)).contractions(path):
-        labels = frozenset().union(*group)
-        flops += prod([sizes[label] for label in labels]) * pieces // prod([times.get(label, 1) for label in labels])
-    return flops
-
-
-def _largest(subscripts: Subscripts, extents: Mapping[str, int], path: Path) -> tuple[int, frozenset[str]]:
-    """Return the most elements that are held at a time, operands aside, and the labels of what holds them then."""
-    network = Network(subscripts.inputs, subscripts.output, dict(extents))
-    operands, live = {*network.inputs}, list[frozenset[str]]()
-    most, labels = 0, frozenset[str]()
-    for group, result in network.contractions(path):
-        held = sum(map(network.size, live)) + network.size(result)
-        if held >= most:
-            most, labels = held, frozenset().union(result, *live, *group)
-        for term in group:
-            if term in live:
-                live.remove(term)
-            else:
-                operands.discard(term)
-        live.append(result)
-    return most, labels
 
 
 def _item(plan: Plan) -> int:
