@@ -14,8 +14,8 @@ from math import prod
 from typing import TypeVar
 
 __all__ = [
-    "BACKWARD", "CONTRACTIONS", "ITEM_SIZES", "MODES", "PROBLEMS", "AnyCase", "Case", "Shape", "contractions", "curve",
-    "parts", "select",
+    "BACKWARD", "CONTRACTIONS", "ITEM_SIZES", "MODES", "PROBLEMS", "AnyCase", "Case", "Shape", "curve", "parts",
+    "select",
 ]  # fmt: skip
 
 # How to compute a problem: the native einsum, the same with ``optimize=True``, by hand, torch's einsum, ours, and the
@@ -50,20 +50,24 @@ class AnyCase(ABC):
     def sizes(self) -> str:
         """The sizes of operands and result, for tables."""
 
+    def passes(self, backward: bool = False) -> tuple[tuple[int, int], ...]:
+        """Return elements that have to be moved and FLOPs, for each pass over the data; empty where nobody knows."""
+        return ()
+
     def directions(self) -> tuple[bool, ...]:
-        """Which directions are measured: False for forward, True for forward and backward."""
+        """Return which directions are measured: False for forward, True for forward and backward."""
         return (False, True)
 
     def by_default(self, device: str, dtype: str) -> bool:
-        """Whether it is measured there if nobody asks for it."""
+        """Return whether it is measured there if nobody asks for it."""
         return True
 
     def scaled(self, device: str, dtype: str) -> AnyCase | None:
-        """The case at a size that the device finishes soon, or ``None`` for not at all."""
+        """Return the case at a size that the device finishes soon, or ``None`` for not at all."""
         return self
 
     def compiles(self, way: str) -> bool:
-        """Whether a way of it is worth compiling, and can be before anything is measured, in other processes."""
+        """Return whether a way of it is worth compiling before anything is measured, in other processes."""
         return True
 
 
@@ -85,17 +89,14 @@ class Case(AnyCase):
 
     @property
     def called(self) -> str:
-        """The equation that every implementation gets."""
         return self.spelled or self.equation
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The letters of each operand."""
         return tuple(self.equation.split("->")[0].split(","))
 
     @property
     def output(self) -> str:
-        """The letters of the result."""
         return self.equation.split("->")[1]
 
     @property
@@ -105,7 +106,6 @@ class Case(AnyCase):
 
     @property
     def extents(self) -> dict[str, int]:
-        """Extent of every letter, in the order of the equation."""
         return {
             letter: extent
             for term, shape in zip(self.inputs, self.shapes, strict=True)
@@ -114,7 +114,6 @@ class Case(AnyCase):
 
     @property
     def result_shape(self) -> Shape:
-        """Shape of the result."""
         extents = self.extents
         return tuple(extents[letter] for letter in self.output)
 
@@ -172,10 +171,9 @@ class Case(AnyCase):
         return Case(f"{self.name}-grad{place}", f"{','.join(inputs)}->{self.inputs[place]}", tuple(shapes))
 
     def passes(self, backward: bool = False) -> tuple[tuple[int, int], ...]:
-        """Elements that have to be moved and FLOPs: of forward and, if asked for, of backward.
+        """Return those of forward and, if asked for, of backward, with FLOPs of the best order.
 
-        Operands and result are moved once, and FLOPs are those of the best order. Backward reads the operands and the
-        cotangent once, and writes every gradient.
+        Backward reads the operands and the cotangent once, and writes every gradient.
         """
         forward = sum(self.elements), self.flops
         if not backward:
@@ -188,11 +186,10 @@ class Case(AnyCase):
         return replace(self, shapes=tuple(tuple(extents[letter] for letter in term) for term in self.inputs))
 
     def directions(self) -> tuple[bool, ...]:
-        """Gradients of what models are trained through, and of the user's own cases."""
         return (False, True) if self.fixed or self.name in BACKWARD else (False,)
 
     def scaled(self, device: str, dtype: str) -> Case | None:
-        """As it is on a GPU, shrunk on a CPU; a point of a curve is left out rather than moved.
+        """Return it as it is on a GPU, shrunk on a CPU; a point of a curve is left out rather than moved.
 
         Halving the largest extent again and again shrinks sequences and batches and leaves heads and features,
         whose sizes make the case what it is; odd extents stay odd.
@@ -259,19 +256,14 @@ def _tccg(name: str, elements: float) -> Case:
     return Case(name, f"{left},{right}->{result}", shapes, uniform=True)
 
 
-def contractions(elements: float = GPU_ELEMENTS) -> tuple[Case, ...]:
-    """All cases, with the TCCG ones at a budget of ``elements`` for the largest tensor."""
-    return (*PROBLEMS, *_NAMED, *(_tccg(name, elements) for name in _TCCG))
-
-
-CONTRACTIONS: tuple[Case, ...] = contractions()
+CONTRACTIONS: tuple[Case, ...] = (*PROBLEMS, *_NAMED, *(_tccg(name, GPU_ELEMENTS) for name in _TCCG))
 
 
 Kind = TypeVar("Kind", bound=AnyCase)
 
 
 def select(cases: Sequence[Kind], only: str) -> tuple[Kind, ...]:
-    """The cases whose names have any of the parts in ``only``, or all of them; a number is one of the problems'."""
+    """Return the cases whose names have any of the parts in ``only``, or all of them."""
     wanted = parts(only)
     found = tuple(case for case in cases if not wanted or any(part in case.name for part in wanted))
     if not found:
@@ -281,12 +273,12 @@ def select(cases: Sequence[Kind], only: str) -> tuple[Kind, ...]:
 
 
 def parts(only: str) -> list[str]:
-    """What to look for in the names of cases."""
+    """Return what to look for in the names of cases; a number is one of the problems'."""
     return [f"mx{part}" if part.isdigit() else part for part in map(str.strip, only.split(",")) if part]
 
 
 def curve(name: str) -> tuple[str, int] | None:
-    """The curve that a case is a point of, and its size; ``None`` for other cases.
+    """Return the curve that a case is a point of, and its size; ``None`` for other cases.
 
     >>> curve('matmul@4096'), curve('mx0')
     (('matmul', 4096), None)

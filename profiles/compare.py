@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
+from types import FrameType
 
 from einops_fast.observing.progress import progress
 from einops_fast.observing.tables import lasting
@@ -19,9 +22,8 @@ from einops_fast.profiles.reporting.plots import draw
 from einops_fast.profiles.reporting.records import ALL, Ceiling, Extent, Machine, Note, Options, Record, Row
 from einops_fast.profiles.reporting.results import Result
 from einops_fast.profiles.studies import STUDIES
-from einops_fast.profiles.timing.limits import interrupts
 
-__all__ = ["Outcome", "Run", "run_studies", "run_study"]
+__all__ = ["Run", "run_studies", "run_study"]
 
 _INTERRUPTED = "Interrupted: what is missing was not measured."
 INTERRUPTED = 130  # The exit status of a run that Ctrl-C ended, as a shell has it
@@ -40,27 +42,18 @@ class Run:
     verbose: bool = False  # show whole tracebacks of what failed or was left out
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """The exit status of a study, 0 if every result was right, and what was measured, if anything."""
-
-    status: int
-    result: Result | None = None
-
-
 @dataclass
 class _Found:
     """What the processes have told so far, and an earlier run before them."""
 
     before: Result | None = None
     machines: list[Machine] = field(default_factory=list)
-    rows: dict[tuple[object, ...], Row] = field(default_factory=dict)
+    rows: dict[tuple[object, ...], Row] = field(default_factory=dict)  # of the same the last counts
     ceilings: dict[tuple[str, str], Ceiling] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     expected: int = 0
 
     def add(self, record: Record) -> None:
-        """Keep a record; of rows of the same the last counts."""
         match record:
             case Row():
                 self.rows[record.key] = record
@@ -76,37 +69,48 @@ class _Found:
                 self.expected += record.cases
 
     @property
+    def measured(self) -> list[Row]:
+        """The rows of cases."""
+        return [row for row in self.rows.values() if row.case != ALL]
+
+    @property
     def done(self) -> int:
         """How many cases there are rows of."""
-        return len({row.task for row in self.rows.values() if row.case != ALL})
+        return len({row.task for row in self.measured})
+
+    @property
+    def environment(self) -> dict[str, dict[str, str]]:
+        """What times may depend on, by framework."""
+        return {each.framework: each.environment for each in self.machines if each.environment}
 
 
 def run_studies(names: Sequence[str], run: Run) -> int:
     """Run studies one after another, and put all that they found on one page; 0 if all results were right."""
-    outcomes = []
+    statuses, results = [], []
     for name in names:
-        outcomes.append(run_study(name, run))
-        if outcomes[-1].status == INTERRUPTED:
+        status, result = run_study(name, run)
+        statuses.append(status)
+        results += [] if result is None else [result]
+        if status == INTERRUPTED:
             break
-    results = [outcome.result for outcome in outcomes if outcome.result is not None]
     if results:
         page = run.folder / ("report.html" if all(result.whole for result in results) else "report-partial.html")
         page.write_text(html_page(results), encoding="utf-8")
         with lasting():
             print(f"wrote {page}")
-    return max(outcome.status for outcome in outcomes)
+    return max(statuses)
 
 
-def run_study(name: str, run: Run) -> Outcome:
-    """Measure in one process per framework, one after another; keep, draw and show what they found."""
+def run_study(name: str, run: Run) -> tuple[int, Result | None]:
+    """Measure in one process per framework; return 0 if every result was right, and what was found, if anything."""
+    study = STUDIES[name]
     before = earlier_result(run.resumed, name)
     options = replace(run.options, done=() if before is None else finished(before, run.options))
-    found = _begun(before, options.done)
-    wanted = list(run.frameworks or filter(installed, STUDIES[name].frameworks))
+    found = _Found(before) if before is None else _resumed(before, options.done)
     interrupted = False
     try:
-        with interrupts(), progress() as told:
-            for framework in wanted:
+        with _interrupts(), progress() as told:
+            for framework in run.frameworks or filter(installed, study.frameworks):
                 for record in run_worker(name, framework, options):
                     found.add(record)
                     now = f"{record.task} {record.what}" if isinstance(record, Row) else ""
@@ -114,60 +118,69 @@ def run_study(name: str, run: Run) -> Outcome:
     except KeyboardInterrupt:
         interrupted = True
         found.notes.append(_INTERRUPTED)
-    rows = list(found.rows.values())
-    tables = STUDIES[name].tables([row for row in rows if row.case != ALL])
-    # Such a row is of a process that crashed.
-    ended = interrupted or any(row.case == ALL and not row.guest for row in rows)
-    result = _result(name, found, tables, options, whole=not ended and _is_whole(name, run))
-    other = earlier_result(run.earlier, name)
-    if result is not None and other is not None:
-        tables = [*tables, compared(result, other)]
-    # Kept before they are shown: whoever reads may be gone, as `head` is.
+    tables = study.tables(found.measured)
+    result = None
     paths: list[Path] = []
-    if result is not None:
+    # Kept before they are shown: whoever reads may be gone, as `head` is.
+    if found.machines and found.done:
+        machine = report.measured_on(found.machines)
+        result = _result(name, found, machine, options, whole=not interrupted and _is_whole(name, run, found))
+        other = earlier_result(run.earlier, name)
+        tables += [] if other is None else [compared(result, other)]
         cases = "" if options.cases == "public" else f"-{Path(options.cases).stem}"
-        base = report.slug(f"{name}{cases}", report.measured_on(found.machines))
+        base = report.slug(f"{name}{cases}", machine)
         paths = report.save(run.folder / "-".join((base, *options.dtypes)), result, tables)
         paths += draw(result, run.folder / base) if result.whole else []
+    rows = list(found.rows.values())
     with lasting():
-        _show(tables, found, rows, run.verbose)
+        _show([*tables, report.skips_table(rows), report.environment_table(found.environment)], found, run.verbose)
         for path in paths:
             print(f"wrote {path}")
     failed = result is None or any(row.failure and not row.guest for row in rows)
-    return Outcome(INTERRUPTED if interrupted else int(failed), result)
+    return INTERRUPTED if interrupted else int(failed), result
 
 
-def _begun(before: Result | None, done: Sequence[str]) -> _Found:
+@contextmanager
+def _interrupts() -> Iterator[None]:
+    """Make a request to terminate, as ``timeout`` makes it, a KeyboardInterrupt within the block."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        # ``timeout`` asks twice; the second time would interrupt what is done about the first.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _resumed(before: Result, done: Sequence[str]) -> _Found:
     """Return what an earlier run has done."""
     found = _Found(before)
-    # Not on Windows.
-    if hasattr(os, "getloadavg") and os.getloadavg()[0] > 0.5:
-        found.notes.append(f"The machine was busy before: a load of {os.getloadavg()[0]:.1f}. Times are rough.")
-    if before is not None:
-        kept: list[Record] = [*before.ceilings, *(row for row in before.measured if row.task in done)]
-        for record in kept:
-            found.add(record)
-        found.notes += [note for note in before.notes if note != _INTERRUPTED]
-    if done and before is not None:
+    kept: list[Record] = [*before.ceilings, *(row for row in before.measured if row.task in done)]
+    for record in kept:
+        found.add(record)
+    found.notes += [note for note in before.notes if note != _INTERRUPTED]
+    if done:
         found.notes.append(f"{len(done)} of the cases are of an earlier run, of {before.date}.")
         found.expected = found.done
     return found
 
 
-def _is_whole(name: str, run: Run) -> bool:
-    """Return whether everything is wanted that a study measures by default."""
+def _is_whole(name: str, run: Run, found: _Found) -> bool:
+    """Return whether all was measured that a study measures by default."""
     options = run.options
     some_peers = bool(options.peers) and not set(STUDIES[name].peers) <= set(options.peers)
-    return not (run.frameworks or options.only or options.quick or options.forward_only or some_peers)
+    crashed = any(row.case == ALL and not row.guest for row in found.rows.values())
+    return not (crashed or run.frameworks or options.only or options.quick or options.forward_only or some_peers)
 
 
-def _result(
-    name: str, found: _Found, tables: Sequence[report.Table], options: Options, *, whole: bool
-) -> Result | None:
-    """Return what is kept of a run, if anything was measured."""
-    if not found.machines or not found.done:
-        return None
-    machine = report.measured_on(found.machines)
+def _result(name: str, found: _Found, machine: Machine, options: Options, *, whole: bool) -> Result:
     return Result(
         name,
         machine.device,
@@ -178,19 +191,17 @@ def _result(
         tuple(dict.fromkeys(found.notes)),
         tuple(found.rows.values()),
         ceilings=tuple(found.ceilings.values()),
-        environment={each.framework: each.environment for each in found.machines if each.environment},
-        summaries=tuple({"title": table.title, **table.figures} for table in tables if table.figures),
+        environment=found.environment,
         quick=options.quick,
         peers=options.peers,
     )
 
 
-def _show(tables: Sequence[report.Table], found: _Found, rows: Sequence[Row], verbose: bool) -> None:
-    environment = {each.framework: each.environment for each in found.machines if each.environment}
-    for table in (*tables, report.skips_table(rows), report.environment_table(environment)):
+def _show(tables: Sequence[report.Table], found: _Found, verbose: bool) -> None:
+    for table in tables:
         if table.cells:
             report.show(table)
     print(*dict.fromkeys(found.notes), sep="\n")
-    for row in rows:
+    for row in found.rows.values():
         if verbose and row.details:
             print(f"\n{row.task} {row.what}:\n{row.details.rstrip()}")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import platform
+import tracemalloc
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from einops_fast.backends.gpu_driver import gpu_properties
 from einops_fast.profiles.timing.clocks import Clock, EventClock, HostClock
-from einops_fast.profiles.timing.processors import cpu_name
 from einops_fast.runtime.background import processors
 
 if TYPE_CHECKING:
@@ -18,7 +20,10 @@ if TYPE_CHECKING:
 
     Values = NDArray[np.float64]
 
-__all__ = ["CACHE_FLUSH_BYTES", "FRAMEWORKS", "Framework", "Unavailable", "default_device", "installed", "load"]
+__all__ = [
+    "CACHE_FLUSH_BYTES", "FRAMEWORKS", "Framework", "Unavailable", "cpu_name", "default_device", "installed", "load",
+    "thread_environment",
+]  # fmt: skip
 
 CACHE_FLUSH_BYTES = 256 << 20  # More than the last cache of any GPU so far
 
@@ -28,6 +33,20 @@ Shape = tuple[int, ...]
 
 class Unavailable(Exception):
     """A framework, a device, a dtype or a library that this machine doesn't have, or isn't made for a case."""
+
+
+def thread_environment(threads: int) -> dict[str, str]:
+    """Return environment variables that give any framework ``threads`` threads; read when it is imported."""
+    return {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+
+
+def cpu_name() -> str:
+    """Return the CPU, as its maker calls it."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
 
 
 class Framework:
@@ -86,6 +105,19 @@ class Framework:
 
     def synchronize(self) -> None:
         """Wait for all work in flight."""
+
+    def peak_memory(self, call: Call) -> int:
+        """The bytes that a call holds at most, its result included, beyond what there was before."""
+        if self.name != "numpy":
+            raise Unavailable(f"{self.name} doesn't tell what memory it takes")
+        call()
+        tracemalloc.start()
+        try:
+            before, _ = tracemalloc.get_traced_memory()
+            call()
+            return tracemalloc.get_traced_memory()[1] - before
+        finally:
+            tracemalloc.stop()
 
     def clock(self, *, flushes: int = 1) -> Clock:
         """The best clock of the device, which empties a GPU's cache so often before each call.
@@ -200,6 +232,21 @@ class Torch(Framework):
     def synchronize(self) -> None:
         if self.device == "gpu":
             self.torch.cuda.synchronize()
+
+    def peak_memory(self, call: Call) -> int:
+        if self.device == "gpu":
+            cuda = self.torch.cuda
+            call()
+            cuda.reset_peak_memory_stats()
+            before = cuda.memory_allocated()
+            call()
+            return int(cuda.max_memory_allocated() - before)
+        profiler = self.torch.profiler
+        with profiler.profile(activities=[profiler.ProfilerActivity.CPU], profile_memory=True) as seen:
+            call()
+        events = [event for event in seen.profiler.kineto_results.events() if event.name() == "[memory]"]
+        changes = (event.nbytes() for event in sorted(events, key=lambda event: event.start_ns()))
+        return int(max(accumulate(changes, initial=0)))
 
     def spoil(self, shapes: Sequence[Shape], dtype: str) -> None:
         options = {"dtype": getattr(self.torch, dtype), "device": self._device}

@@ -27,53 +27,36 @@ class BadCases(ValueError):
 
 
 def read_cases(path: Path) -> tuple[Case, ...]:
-    """Return the cases of a file, or raise :class:`BadCases`.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     path = Path(folder, 'mine.json')
-        ...     _ = path.write_text('[{"equation": "i j, j -> i", "shapes": [[2, 3], [3]]}]')
-        ...     [case] = read_cases(path)
-        >>> case.name, case.equation, case.shapes
-        ('i j, j -> i', 'ij,j->i', ((2, 3), (3,)))
-    """
+    """Return the cases of a file, or raise :class:`BadCases`."""
     found = _parsed(path)
     listed = found.get("cases") if isinstance(found, Mapping) else found
     if not isinstance(listed, list) or not listed:
         raise BadCases(f"{path}: this is no list of cases")
-    cases = []
+    cases: dict[str, Case] = {}
     for at, given in enumerate(listed):
+        name = given.get("name") if isinstance(given, Mapping) else None
         try:
-            cases.append(_case(given))
+            case = _case(given)
         except (BadCases, EinsumError) as error:
-            name = given.get("name") if isinstance(given, Mapping) else None
             raise BadCases(f"{path}, case {name or at}: {error}") from None
-    names = [case.name for case in cases]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise BadCases(f"{path}: two cases are called {', '.join(twice)}")
-    return tuple(cases)
+        if case.name in cases:
+            raise BadCases(f"{path}: two cases are called {case.name}")
+        cases[case.name] = case
+    return tuple(cases.values())
 
 
 def _parsed(path: Path) -> Any:
     try:
         text = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadCases(f"{path} can't be read: {getattr(error, 'strerror', None) or error}") from None
-    if path.suffix.lower() not in (".yaml", ".yml"):
-        try:
+        if path.suffix.lower() not in (".yaml", ".yml"):
             return json.loads(text)
-        except ValueError as error:
-            raise BadCases(f"{path} is no JSON: {error}") from None
-    try:
-        yaml: Any = import_module("yaml")
+        return import_module("yaml").safe_load(text)
     except ImportError:
         raise BadCases(f"{path}: YAML needs PyYAML (pip install pyyaml); JSON does without") from None
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise BadCases(f"{path} is no YAML: {error}") from None
+    except OSError as error:
+        raise BadCases(f"{path} can't be read: {error.strerror}") from None
+    except Exception as error:  # of PyYAML, whose errors have no class here
+        raise BadCases(f"{path} is no {path.suffix.lstrip('.').upper() or 'JSON'}: {error}") from None
 
 
 def _case(given: Any) -> Case:

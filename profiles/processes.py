@@ -1,8 +1,7 @@
 """Further Python processes with this package: those that measure, and those that compile for a GPU before.
 
-All run :mod:`einops_fast.profiles.worker`, one for each framework, so that imports and settings don't disturb each
-other. Kernels take seconds per case to compile, far longer than to measure, and one process compiles one after another:
-what compilers leave on disk is read later.
+All run :mod:`einops_fast.profiles.worker`: one for each framework, so that imports and settings don't disturb each
+other, one for each job, and several that compile, as kernels take far longer to compile than to measure.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from time import perf_counter
 from typing import Any
 
 import einops_fast
+from einops_fast.profiles.frameworks import thread_environment
 from einops_fast.profiles.reporting.records import Options, Record, decode, skipped
-from einops_fast.profiles.timing.processors import thread_environment
 from einops_fast.runtime.background import processors
 
-__all__ = ["Child", "Job", "begun", "empty_caches", "run_ahead", "run_worker"]
+__all__ = ["Child", "Job", "run_ahead", "run_worker", "started"]
 
 WORKER = "einops_fast.profiles.worker"
 MOST_PROCESSES = 14
@@ -39,7 +38,7 @@ STOPPED = (-signal.SIGTERM, -signal.SIGINT, 130)
 
 @dataclass(frozen=True)
 class Job:
-    """One way of one case of a study, for a process of its own, in so many passes before it answers."""
+    """One way of one case of a study, for a process of its own."""
 
     case: str
     what: str
@@ -47,16 +46,13 @@ class Job:
     backward: bool
     device: str
     threads: int
-    passes: int = 1
+    quick: bool = False
 
 
 class Child:
-    """A process of the worker, which ends with the block.
+    """A process of the worker, which ends with the block, or is killed after so many seconds.
 
-    Args:
-        arguments: of the worker.
-        variables: of its environment, beside those of this process.
-        seconds: after which it is killed.
+    The variables are those of its environment, beside those of this process.
     """
 
     def __init__(
@@ -108,15 +104,12 @@ class Child:
 
 
 @contextmanager
-def empty_caches() -> Iterator[dict[str, str]]:
-    """Make caches that begin empty and go with the block; return the variables of a process whose calls don't wait."""
+def started(study: str, job: Job, seconds: float) -> Iterator[Child]:
+    """Start a job in a process whose caches begin empty, and whose calls don't wait for kernels."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        yield {"EINOPS_FAST_AUTOTUNE": "auto", **{name: f"{folder}/{name}" for name in CACHES}}
-
-
-def begun(study: str, job: Job, variables: Mapping[str, str], seconds: float) -> Child:
-    """Begin a job of a study."""
-    return Child((study, "job", json.dumps(asdict(job))), variables, seconds)
+        variables = {"EINOPS_FAST_AUTOTUNE": "auto", **{name: f"{folder}/{name}" for name in CACHES}}
+        with Child((study, "job", json.dumps(asdict(job))), variables, seconds) as child:
+            yield child
 
 
 def run_worker(study: str, framework: str, options: Options) -> Iterator[Record]:

@@ -15,6 +15,9 @@ import argparse
 import os
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
+from ctypes import CDLL
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -25,8 +28,6 @@ sys.path.insert(0, str(next(path for path in Path(__file__).resolve().parents if
 # These import no framework; what does comes after the number of threads is set.
 from einops_fast.profiles import frameworks
 from einops_fast.profiles.cases import ITEM_SIZES, MODES, PROBLEMS
-from einops_fast.profiles.timing.processors import thread_environment
-from einops_fast.profiles.timing.ranges import is_watched, ranged, recorded
 from einops_fast.runtime.background import processors
 
 if TYPE_CHECKING:
@@ -35,12 +36,15 @@ if TYPE_CHECKING:
 ENOUGH_SECONDS = 2.0
 MOST_CALLS = 100
 
+# Set by nvprof, nsys and ncu in the program that they watch: two profilers can't share a GPU.
+WATCHED = ("CUDA_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID", "NV_COMPUTE_PROFILER_PERFWORKS_DIR")
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one mode of one problem: 0 if its result is right, 1 if it is wrong, 2 if it can't run here."""
     options = _parser().parse_args(arguments)
     threads = options.threads or processors()
-    os.environ.update(thread_environment(threads))
+    os.environ.update(frameworks.thread_environment(threads))
     device = options.device or frameworks.default_device(options.framework)
     case = PROBLEMS[options.problem]
 
@@ -98,7 +102,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--kernels",
         action=argparse.BooleanOptionalAction,
-        default=not is_watched(),
+        default=not _is_watched(),
         help="print where the framework's profiler sees the time go (off under nvprof, nsys and ncu)",
     )
     return parser
@@ -111,11 +115,33 @@ def _measure(call: Callable[[], Any], framework: Framework, label: str, repeat: 
     if repeat is None:
         repeat = max(3, min(MOST_CALLS, int(ENOUGH_SECONDS / warm_up[-1])))
     times = []
-    with recorded():
-        for _ in range(repeat):
-            with ranged(label):
-                times.append(clock.sample(call, 1))
+    _tell("cuProfilerStart")
+    for _ in range(repeat):
+        with _ranged(label):
+            times.append(clock.sample(call, 1))
+    _tell("cuProfilerStop")
     return times
+
+
+def _is_watched() -> bool:
+    return any(name in os.environ for name in WATCHED)
+
+
+def _ranged(name: str) -> AbstractContextManager[Any]:
+    """Return an NVTX range, where a profiler watches and the package nvtx is installed."""
+    if not _is_watched() or find_spec("nvtx") is None:
+        return nullcontext()
+    import nvtx
+
+    annotation: AbstractContextManager[Any] = nvtx.annotate(name)
+    return annotation
+
+
+def _tell(switch: str) -> None:
+    """Call the driver, which every framework shares; without a profiler nobody listens, without a GPU there is none."""
+    if _is_watched():
+        with suppress(OSError):
+            getattr(CDLL("libcuda.so.1"), switch)()
 
 
 if __name__ == "__main__":

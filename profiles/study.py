@@ -18,27 +18,18 @@ from einops_fast.profiles.frameworks import Framework, Unavailable
 from einops_fast.profiles.own_cases import read_cases
 from einops_fast.profiles.processes import Job, run_ahead
 from einops_fast.profiles.profilers.traces import watched
+from einops_fast.profiles.reporting import records
 from einops_fast.profiles.reporting.cells import comparison, lines_of
 from einops_fast.profiles.reporting.charts import Chart, general_charts
-from einops_fast.profiles.reporting.records import (
-    Ceiling,
-    Extent,
-    Note,
-    Options,
-    Record,
-    Row,
-    is_ours,
-    is_own,
-    phase,
-    skipped,
-)
+from einops_fast.profiles.reporting.records import Ceiling, Note, Options, Record, Row, is_ours, is_own, skipped
 from einops_fast.profiles.reporting.report import Table
 from einops_fast.profiles.timing import measure as runner
 from einops_fast.profiles.timing.ceilings import Work, measure_ceilings
-from einops_fast.profiles.timing.memory import peak_memory
 from einops_fast.profiles.ways import Call, Compiler, Inputs, Way, bind, inputs
 
 __all__ = ["Study", "Task"]
+
+Plan = dict[str, list[tuple[Any, list[bool]]]]  # Cases with their directions, by dtype
 
 
 @dataclass(frozen=True)
@@ -91,11 +82,11 @@ class Study(ABC):
     # What a study may say in its own way
 
     def shared(self, task: Task) -> Any:
-        """What both directions of a case need, for :attr:`Task.shared`; the task has none yet."""
+        """Return what both directions of a case need, for :attr:`Task.shared`; the task has none yet."""
         return None
 
     def ways(self, task: Task) -> list[Way]:
-        """The ways to compute a case, without those that aren't made for it."""
+        """Return the ways to compute a case, without those that aren't made for it."""
         ways = []
         for name in task.names:
             with suppress(Unavailable):
@@ -103,19 +94,34 @@ class Study(ABC):
         return ways
 
     def inputs(self, task: Task, framework: Framework, seed: int, *, shared: bool = False) -> Inputs:
-        """Operands of a case; ``shared`` ones have the same values in every framework."""
+        """Return operands of a case; ``shared`` ones have the same values in every framework."""
         return inputs(task.case, framework, task.dtype, seed, task.backward, shared=shared)
 
     def check(self, task: Task, ways: Sequence[Way]) -> list[runner.Timing]:
-        """Whether each way is right; without those that aren't made for the case."""
+        """Return whether each way is right; without those that aren't made for the case."""
         return runner.check(task.case, ways, task.dtype, backward=task.backward)
 
+    def timed(self, task: Task, effort: runner.Effort, ceilings: Ceiling) -> list[runner.Timing]:
+        """Check and time the ways of a case."""
+        ways = self.ways(task)
+        several = len({way.framework.name for way in ways}) > 1
+        return runner.time_ways(
+            self.check(task, ways),
+            lambda framework: self.inputs(task, framework, 1, shared=several),
+            effort,
+            hiding_launches=ceilings.bandwidth if self.hides_launches else None,
+        )
+
     def told(self, task: Task, row: Row, timing: runner.Timing) -> Row:
-        """The row with what only this study knows about a call."""
+        """Return the row with what only this study knows about a call."""
         return row
 
+    def do(self, job: Job) -> Iterator[Any]:
+        """Do a job that the study has started, in this process: yield what is found, as records."""
+        raise NotImplementedError(f"the study {self.name!r} starts no jobs")
+
     def charts(self, rows: Sequence[Row], ceilings: Sequence[Ceiling]) -> list[Chart]:
-        """The charts of what was measured, with names for files: of forward calls, per framework and dtype."""
+        """Return charts, with names for files: of forward calls, per framework and dtype."""
         reached = {(each.framework, each.dtype): each for each in ceilings}
         groups = _groups(row for row in rows if self.drawn and not row.backward and row.dtype)
         several = len({framework for framework, _ in groups}) > 1
@@ -127,7 +133,7 @@ class Study(ABC):
         return charts
 
     def tables(self, rows: Sequence[Row]) -> list[Table]:
-        """A table of each framework and dtype forward, and one forward and backward, a line per case."""
+        """Return a table of each framework and dtype forward, and one forward and backward, a line per case."""
         tables = []
         for (framework, dtype), group in _groups(self.in_order(rows)).items():
             lines = lines_of(group, self.native)
@@ -142,25 +148,27 @@ class Study(ABC):
     # What is the same for all
 
     def in_order(self, rows: Iterable[Row]) -> list[Row]:
-        """Rows in the order of the families and not in that of the run, where what matters most comes first."""
-        names = dict.fromkeys(case.name for family in self.families.values() for case in family)
-        order = {name: place for place, name in enumerate(names)}
+        """Return rows in the order of the families, not in that of the run, where what matters most comes first."""
+        order = {name: place for place, name in enumerate(self._known())}
         return sorted(rows, key=lambda row: order.get(row.case, len(order)))
 
     def family(self, cases: str) -> Sequence[AnyCase]:
-        """The cases of a family, or of a file."""
+        """Return the cases of a family, or of a file."""
         known = self.families.get(cases)
         return read_cases(Path(cases)) if known is None else known
 
-    def plan(self, framework: Framework, options: Options) -> dict[str, list[tuple[Any, list[bool]]]]:
-        """The cases that are still to be measured, by dtype, with their directions."""
+    def _known(self) -> dict[str, AnyCase]:
+        """Return the cases of all families by name."""
+        return {case.name: case for family in self.families.values() for case in family}
+
+    def plan(self, framework: Framework, options: Options) -> Plan:
+        """Return the cases that are still to be measured, by dtype, with their directions."""
         device = framework.device
         dtypes = options.dtypes or self.dtypes.get(f"{framework.name} {device}") or self.dtypes[device]
         # Two cores take minutes for all, and a GPU for all dtypes; whoever asks for others gets them.
         asked = options.only or options.cases != "public" if device == "cpu" else options.dtypes
-        plan: dict[str, list[tuple[Any, list[bool]]]] = {}
-        for dtype in dtypes:
-            plan[dtype] = []
+        plan: Plan = {dtype: [] for dtype in dtypes}
+        for dtype, tasks in plan.items():
             for case in select(self.family(options.cases), options.only):
                 small = case.scaled(device, dtype)
                 if small is None or not (asked or case.by_default(device, dtype)):
@@ -169,14 +177,14 @@ class Study(ABC):
                 directions = [
                     backward
                     for backward in (small.directions() if both else (False,))
-                    if options.left(framework.name, dtype, small, backward)
+                    if records.task(framework.name, dtype, case.name, backward) not in options.done
                 ]
                 if directions:
-                    plan[dtype].append((small, directions))
+                    tasks.append((small, directions))
         return plan
 
     def offered(self, framework: Framework, options: Options) -> tuple[tuple[str, ...], list[Record]]:
-        """The names of the ways that are measured here, and why others can't be."""
+        """Return the names of the ways that are measured here, and why others can't be."""
         everywhere = framework.device == "gpu" or not self.on_cpu
         names, told = [], []
         for name in self.makers:
@@ -202,7 +210,7 @@ class Study(ABC):
             return
         effort = runner.QUICK if options.quick else self.efforts[framework.device]
         plan = self.plan(framework, options)
-        yield Extent(sum(len(directions) for tasks in plan.values() for _, directions in tasks))
+        yield records.Extent(sum(len(directions) for tasks in plan.values() for _, directions in tasks))
         names, told = self.offered(framework, options)
         yield from told
         if framework.device == "gpu":
@@ -229,13 +237,22 @@ class Study(ABC):
                         yield row
                         if (self.profiled or options.trace) and not row.failure:
                             later.append((replace(task, shared=None), row))
-        yield from self._profiled(later, options.trace)
+        for task, row in later:
+            if row.what == "compile":
+                continue  # it would have to be compiled once more
+            try:
+                way, call = self.one_call(task, row.what)
+            except Exception:  # of memory, say, which others still hold
+                continue
+            with way.around():
+                yield from watched(row, way.framework, call, options.trace)
 
     def rows(self, task: Task, effort: runner.Effort, ceilings: Ceiling) -> Iterator[Row]:
-        """A row for every way of a case; the case's failure as that of ours."""
-        work = Work.of(task.case.passes(task.backward), task.dtype, ceilings)
+        """Yield a row for every way of a case; the case's failure as that of ours."""
+        passes = task.case.passes(task.backward)
+        work = Work.of(passes, task.dtype, ceilings) if passes else None
         try:
-            timed = self._timed(task, effort, ceilings)
+            timed = self.timed(task, effort, ceilings)
         except Exception as error:  # a case that doesn't fit the machine's memory, say, isn't the end
             timed = [runner.Timing.failed(self.ours, error)]
         native = next((timing for timing in timed if timing.name == self.native), None)
@@ -245,61 +262,33 @@ class Study(ABC):
             if native and timing.name not in self.unrivalled:
                 timing = replace(timing, speedup=runner.paired_ratio(native, timing))
             row = Row.of(task.framework.name, task.case, task.dtype, timing, work, backward=task.backward)
-            if timing.name in self.guests:
-                row = replace(row, guest=True)
+            row = replace(row, guest=row.guest or timing.name in self.guests)
             if best is not None and is_own(timing.name):
                 row = replace(row, best=best.name, to_best=runner.paired_ratio(timing, best))
             if timing.call is not None and timing.way is not None:
                 # Who can't tell was measured all the same.
                 with timing.way.around(), suppress(Exception):
-                    row = replace(row, peak_bytes=peak_memory(timing.way.framework, timing.call))
+                    row = replace(row, peak_bytes=timing.way.framework.peak_memory(timing.call))
                 with timing.way.around(), suppress(Exception):
                     row = self.told(task, row, timing)
             yield row
 
-    def _timed(self, task: Task, effort: runner.Effort, ceilings: Ceiling) -> list[runner.Timing]:
-        ways = self.ways(task)
-        shared = len({way.framework.name for way in ways}) > 1
-        return runner.time_ways(
-            self.check(task, ways),
-            lambda framework: self.inputs(task, framework, 1, shared=shared),
-            effort,
-            label=f"{task.case.name}/{{}}/{phase(task.backward)}",
-            hiding_launches=ceilings.bandwidth if self.hides_launches else None,
-        )
-
-    def _profiled(self, later: Sequence[tuple[Task, Row]], trace: str) -> Iterator[Record]:
-        """Yield the rows again, with kernels, and write traces; each call is made anew on new operands."""
-        for task, row in later:
-            if row.what == "compile":
-                continue  # it would have to be compiled once more
-            try:
-                way, call = self.one_call(task, row.what)
-            except Exception:  # of memory, say, which others still hold
-                continue
-            with way.around():
-                yield from watched(row, way.framework, call, trace)
-
     def one_call(self, task: Task, name: str) -> tuple[Way, Call]:
-        """A way of a case by its name, and a call of it."""
+        """Return a way of a case by its name, and a call of it on new operands."""
         task = replace(task, names=(name,))
         task = replace(task, shared=self.shared(task))
         [way] = self.ways(task)
         return way, bind(way, self.inputs(task, way.framework, 1))
 
-    # In other processes
-
-    def do(self, job: Job) -> Iterator[Any]:
-        """Do a job that the study has begun, in this process: what is found, as records."""
-        raise NotImplementedError(f"the study {self.name!r} begins no jobs")
+    # Compiling
 
     def compiler(self, framework: Any) -> Compiler | None:
-        """What compiles for torch within the time that there is for it."""
+        """Return what compiles for torch within the time that there is for it."""
         return Compiler(framework.torch, self.compile_seconds) if framework.name == "torch" else None
 
-    def compile_ahead(self, framework: Framework, plan: Mapping[str, Any], names: Sequence[str]) -> list[str]:
-        """Compile what the cases need in several processes; returns what the reader has to know."""
-        known = {case.name for family in self.families.values() for case in family}
+    def compile_ahead(self, framework: Framework, plan: Plan, names: Sequence[str]) -> list[str]:
+        """Compile what the cases need in several processes; return what the reader has to know."""
+        known = self._known()
         jobs = [
             (framework.name, case.name, dtype, backward, name)
             for dtype, tasks in plan.items()
@@ -313,8 +302,7 @@ class Study(ABC):
     def ahead(self, framework: Any, job: Sequence[Any]) -> None:
         """Call one way of one case once."""
         _, name, dtype, backward, what = job
-        found = {case.name: case for family in self.families.values() for case in family}
-        case = found[name].scaled("gpu", dtype)
+        case = self._known()[name].scaled("gpu", dtype)
         task = Task(framework, case, dtype, backward, compiler=self.compiler(framework))
         way, call = self.one_call(task, what)
         with way.around():

@@ -13,7 +13,6 @@ import einops_fast
 from einops_fast.profiles.cases import Case, Shape
 from einops_fast.profiles.frameworks import Framework
 from einops_fast.profiles.timing.accuracy import random_values
-from einops_fast.profiles.timing.limits import limited
 
 __all__ = [
     "Around", "Call", "Compiler", "Inputs", "Way", "answer", "bind", "inputs", "laid_out",
@@ -24,7 +23,6 @@ Around = Callable[[], AbstractContextManager[Any]]
 Call = Callable[[], Any]
 
 SLICED = "_"  # Stands for an axis of two in a layout: the operand is the second of both, so it starts inside its array
-COMPILE_SECONDS = 40.0  # The longest that the compilation of one case may take
 
 
 @dataclass(frozen=True)
@@ -35,10 +33,6 @@ class Inputs:
     cotangents: tuple[Any, ...] = ()  # of the results, where gradients are wanted; none for a loss
     constants: tuple[Any, ...] = ()  # arguments without gradients, which follow the operands
     backward: bool = False  # whether gradients are wanted
-
-
-def _same(array: Any) -> Any:
-    return array
 
 
 @dataclass(frozen=True)
@@ -52,7 +46,8 @@ class Way:
     # makes `call` and the operands a call without arguments, outside the time measured: the place to compile, or to
     # wrap the operands as other arrays.
     prepare: Callable[..., Call] = partial
-    finish: Callable[[Any], Any] = _same  # brings the result to an array of `framework`, outside the time measured
+    # brings the result to an array of `framework`, outside the time measured.
+    finish: Callable[[Any], Any] = lambda result: result
 
     def bind(self, given: Inputs) -> tuple[Call, tuple[Any, ...]]:
         """The call on these inputs, and the arrays whose gradients are wanted."""
@@ -65,28 +60,27 @@ def our_way(framework: Framework, case: Case) -> Way:
 
 
 class Compiler:
-    """torch.compile within a limit of seconds for one case, and for all that a process compiles."""
+    """torch.compile within a limit of seconds for all that a process compiles."""
 
-    def __init__(self, torch: Any, altogether: float, seconds: float = COMPILE_SECONDS) -> None:
+    def __init__(self, torch: Any, seconds: float) -> None:
         self._torch = torch
-        self._left = altogether
-        self._seconds = seconds
+        self._left = seconds
 
-    def preparing(self, name: str) -> Callable[..., Call]:
-        """What :attr:`Way.prepare` is of a way that is compiled once, at its first operands."""
+    def preparing(self) -> Callable[..., Call]:
+        """Return what :attr:`Way.prepare` is of a way that is compiled once, at its first operands."""
         kept: list[Call] = []
 
         def prepare(call: Callable[..., Any], *operands: Any) -> Call:
             if not kept:
-                kept.append(self.compiled(call, operands, name))
+                kept.append(self.compiled(call, operands))
             return partial(kept[0], *operands)
 
         return prepare
 
     def compiled(
-        self, call: Callable[..., Any], operands: Sequence[Any], name: str, *, fullgraph: bool = True
+        self, call: Callable[..., Any], operands: Sequence[Any], *, fullgraph: bool = True
     ) -> Callable[..., Any]:
-        """The function compiled, by a first call; ``fullgraph`` fails where something isn't compiled."""
+        """Return the function compiled, by a first call; ``fullgraph`` fails where something isn't compiled."""
         if self._left <= 0:
             raise TimeoutError("the time for compilations is used up")
         # Equations are variants of one function to Dynamo, which after a few of them gives up.
@@ -94,9 +88,7 @@ class Compiler:
         compiled: Callable[..., Any] = self._torch.compile(call, fullgraph=fullgraph, dynamic=False)
         start = perf_counter()
         try:
-            # What is begun gets a second at least.
-            with limited(max(1.0, min(self._seconds, self._left)), f"compiling {name}"):
-                compiled(*operands)
+            compiled(*operands)
         finally:
             self._left -= perf_counter() - start
         return compiled

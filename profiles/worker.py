@@ -25,7 +25,6 @@ __all__ = ["call_ahead"]
 
 
 def measured(study: str, name: str, options: Options) -> Iterator[Record]:
-    """Measure in this process."""
     try:
         framework = frameworks.load(name, options.device or frameworks.default_device(name), options.threads or None)
     except frameworks.Unavailable as reason:
@@ -37,7 +36,7 @@ def measured(study: str, name: str, options: Options) -> Iterator[Record]:
 
 
 def call_ahead(study: str, jobs: Sequence[Sequence[Any]]) -> None:
-    """Call each of these jobs once; what fails will fail again where it's told."""
+    """Call each of these jobs once, in this process; what fails will fail again where it's told."""
     framework = frameworks.load(jobs[0][0], "gpu", 1)
     for job in jobs:
         with suppress(Exception):

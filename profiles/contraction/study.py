@@ -36,7 +36,7 @@ def _compile(task: Task) -> Way:
     if task.compiler is None:
         raise Unavailable("torch.compile takes torch tensors")
     torch, equation = task.framework.torch, task.case.called
-    call, prepare = (lambda *operands: torch.einsum(equation, *operands)), task.compiler.preparing(task.case.name)
+    call, prepare = (lambda *operands: torch.einsum(equation, *operands)), task.compiler.preparing()
     return Way("compile", call, task.framework, prepare=prepare)
 
 

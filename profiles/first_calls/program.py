@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -15,28 +15,15 @@ from typing import Any
 from einops_fast import attention, fast_einsum, ops, wait_for_kernels
 from einops_fast.profiles.first_calls.cases import LengthsCase
 from einops_fast.profiles.frameworks import Framework
+from einops_fast.profiles.job_study import Found
 from einops_fast.profiles.processes import Job
 from einops_fast.profiles.timing.accuracy import EPSILON
 from einops_fast.profiles.ways import Call, Inputs, Way, answer, bind
 
-__all__ = ["FUNCTIONS", "Found", "batches", "measured", "ways_of"]
+__all__ = ["measured"]
 
+PASSES, QUICK_PASSES = 10, 3  # Passes before kernels are waited for
 STEADY = 3  # Passes whose median is the steady one
-
-
-@dataclass(frozen=True)
-class Found:
-    """What a process has found."""
-
-    # of the `first`, `second` and `last` pass, of the `slowest` call, and of a `steady` pass after the wait, if that
-    # has ended.
-    seconds: dict[str, float]
-    kernels: int  # that were compiled before the wait
-    error: float  # the largest, relative to the size of what is computed in float64
-    allowed: float  # how large it may be
-
-
-# What is computed
 
 
 Pair = tuple[Callable[..., Any], Callable[..., Any]]  # The native function of a case, and ours
@@ -92,23 +79,22 @@ def batches(
 
 
 def measured(job: Job, case: LengthsCase, framework: Framework) -> Iterator[Found]:
-    """Make the passes of a job in this process, whose first calls they are: what is found before and after the wait."""
+    """Make the passes of a job, whose first calls they are; yield what is found before the wait, too."""
     ways = {way.name: way for way in ways_of(case, framework)}
     calls = [bind(ways[job.what], given) for given in batches(case, framework, job.dtype, job.backward, case.lengths)]
     _wake(framework, job.dtype)
-    passes, slowest = [], 0.0
-    for _ in range(job.passes):
-        spent, longest = _pass(calls, case.calls, framework)
-        passes.append(spent)
-        slowest = max(slowest, longest)
+    passes, slowest = zip(
+        *[_pass(calls, case.calls, framework) for _ in range(QUICK_PASSES if job.quick else PASSES)], strict=True
+    )
     kernels = len(list(Path(os.environ.get("TRITON_CACHE_DIR", os.devnull)).rglob("*.cubin")))
-    seconds = {"first": passes[0], "second": passes[1], "last": passes[-1], "slowest": slowest}
-    found = Found(seconds, kernels, *_errors(job, case, framework, ways))
+    phases = {"first": passes[0], "second": passes[1], "last": passes[-1], "slowest": max(slowest)}
+    error, allowed = _errors(job, case, framework, ways)
+    found = Found(phases, f"{kernels} compiled", passes[0], error=error, allowed=allowed)
     yield found
     wait_for_kernels()
     _pass(calls, case.calls, framework)
     steady = median(_pass(calls, case.calls, framework)[0] for _ in range(STEADY))
-    yield replace(found, seconds={**seconds, "steady": steady})
+    yield replace(found, phases={**phases, "steady": steady})
 
 
 def _wake(framework: Framework, dtype: str) -> None:

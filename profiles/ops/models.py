@@ -90,8 +90,7 @@ def _function_and_module(task: Task, name: str, given: Inputs, *, exactly: bool 
         return found[0] if isinstance(found, tuple) else found
 
     if name == "compile":
-        told = f"{task.case.name} {task.dtype}"
-        return task.compiler.compiled(call, given.operands, told, fullgraph=False), part
+        return task.compiler.compiled(call, given.operands, fullgraph=False), part
     return call, part
 
 

@@ -72,7 +72,7 @@ def _way(name: str, task: Task) -> Way:
     if name == "sdpa" and case.op == "qkv_self_attn":
         return Way(name, _attend_packed(case, functional), framework)
     if name == "compile" and case.compiled and task.compiler is not None:
-        return Way(name, native, framework, prepare=task.compiler.preparing(f"{case.name} {task.dtype}"))
+        return Way(name, native, framework, prepare=task.compiler.preparing())
     if name == "linear" and case.op == "linear":
         return Way(name, functional.linear, framework)
     if name in LIBRARIES:

@@ -120,7 +120,7 @@ def _observed(framework: Framework, dtype: str, clock: HostClock) -> float:
     """Return the seconds of a call while a profile is taken; while none is, a call is like any other."""
     call = bind(our_way(framework, TINY), inputs(TINY, framework, dtype, 0))
     with einops_fast.profile():
-        return min(median(each) for each in time_calls([call], clock, effort=QUICK))
+        return min(median(each) for each in time_calls([call], clock, QUICK))
 
 
 def _import(rounds: int) -> float:

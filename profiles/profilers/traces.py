@@ -17,7 +17,6 @@ from einops_fast.profiles.frameworks import Framework, Unavailable
 from einops_fast.profiles.profilers.trace_readers import read_kernels, short_name
 from einops_fast.profiles.reporting.records import Note, Record, Row, phase
 from einops_fast.profiles.timing.measure import reason
-from einops_fast.profiles.timing.ranges import ranged
 from einops_fast.profiles.ways import Call
 
 __all__ = ["kernel_times", "summary", "trace_name", "watched"]
@@ -82,7 +81,7 @@ def _torch(framework: Any, call: Call, calls: int, path: Path, detailed: bool) -
     framework.synchronize()
     with profiler.profile(activities=activities, record_shapes=detailed, profile_memory=detailed) as seen:
         for _ in range(calls):
-            with profiler.record_function(path.stem), ranged(path.stem):
+            with profiler.record_function(path.stem):
                 call()
         framework.synchronize()
     seen.export_chrome_trace(str(path))

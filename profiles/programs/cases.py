@@ -1,4 +1,4 @@
-"""Which programs are measured, at which sizes, and what is found of one."""
+"""Which programs are measured, and at which sizes."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from dataclasses import dataclass, field, replace
 
 from einops_fast.profiles.cases import AnyCase
 
-__all__ = ["FAMILIES", "Found", "ProgramCase"]
+__all__ = ["FAMILIES", "ProgramCase"]
 
+# The largest sizes on a CPU.
 ON_CPU = {"batch": 2, "length": 128, "width": 128, "heads": 4, "layers": 2, "words": 512, "side": 32, "chunk": 32}
-"""The largest sizes on a CPU."""
 
 
 @dataclass(frozen=True)
@@ -36,33 +36,6 @@ class ProgramCase(AnyCase):
         if device != "cpu":
             return self
         return replace(self, extents={name: min(size, ON_CPU.get(name, size)) for name, size in self.extents.items()})
-
-
-@dataclass(frozen=True)
-class Found:
-    """What a process has found.
-
-    Attributes:
-        losses: of the first steps.
-        first: seconds of the first step, with all that is compiled for it.
-        passed: seconds of the first steps, each batch once at least.
-        kernels: seconds until there are kernels of ours for all that these called.
-        step: seconds of a step.
-        spread: interquartile range of it.
-        host: seconds until the host is through with a step.
-        peak: bytes that a step holds at most, everything included; 0 on a CPU.
-        fused: how many patterns were fused.
-    """
-
-    losses: list[float]
-    first: float
-    passed: float
-    kernels: float
-    step: float = 0.0
-    spread: float = 0.0
-    host: float = 0.0
-    peak: int = 0
-    fused: int = 0
 
 
 def _case(name: str, model: str, *, trained: bool = True, **extents: int) -> ProgramCase:

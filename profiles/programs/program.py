@@ -13,9 +13,10 @@ import torch
 
 import einops_fast
 from einops_fast.nn import optimize
-from einops_fast.profiles.frameworks import Framework, Unavailable
+from einops_fast.profiles.frameworks import Framework
+from einops_fast.profiles.job_study import Found
 from einops_fast.profiles.processes import Job
-from einops_fast.profiles.programs.cases import FAMILIES, Found
+from einops_fast.profiles.programs.cases import ProgramCase
 from einops_fast.profiles.programs.models import MODELS, Program
 
 __all__ = ["COMPILERS", "measured"]
@@ -23,35 +24,22 @@ __all__ = ["COMPILERS", "measured"]
 FIRST_STEPS = 4  # Whose losses are compared
 ROUNDS, SECONDS = 7, 0.4  # Of as many steps as take so long
 
-Wrapped = Callable[[Program], Callable[..., Any]]
 
-
-def _optimized(program: Program) -> Callable[..., Any]:
+def _optimized(program: Program) -> Any:
     optimize(program.module)
     return program.module
 
 
-def _named(program: Program) -> Callable[..., Any]:
-    if program.named is None:
-        raise Unavailable("it isn't one call of attention")
-    return program.named
-
-
-def _compiled_by_name(program: Program) -> Callable[..., Any]:
-    _optimized(program)
-    return torch.compile(program.module)
-
-
-COMPILERS: dict[str, Wrapped] = {
+# How each way has a program run.
+COMPILERS: dict[str, Callable[[Program], Any]] = {
     "eager": lambda program: program.module,
     "compile": lambda program: torch.compile(program.module),
     "max-autotune": lambda program: torch.compile(program.module, mode="max-autotune-no-cudagraphs"),
     "ours": lambda program: einops_fast.compile(program.module),
     "optimize": _optimized,
-    "optimize+compile": _compiled_by_name,
-    "attention()": _named,
+    "optimize+compile": lambda program: torch.compile(_optimized(program)),
+    "attention()": lambda program: program.named,
 }
-"""How each way has a program run."""
 
 
 class Step:
@@ -80,40 +68,39 @@ class Step:
         return made.detach()
 
 
-def measured(job: Job, framework: Framework) -> Iterator[Found]:
+def measured(job: Job, case: ProgramCase, framework: Framework) -> Iterator[Found]:
     """Make the first steps, whose compilers begin with nothing; then measure the next ones."""
     from einops_fast.profiles.programs import pretrained  # noqa: F401  adds models to the others
 
-    [case] = [each for each in FAMILIES["public"] if each.name == job.case]
-    case = case.scaled(job.device, job.dtype)
-    device = "cuda" if job.device == "gpu" else "cpu"
+    on_gpu = framework.device == "gpu"
     torch.manual_seed(0)
-    program = MODELS[case.model](case.extents, device, getattr(torch, job.dtype))
+    program = MODELS[case.model](case.extents, "cuda" if on_gpu else "cpu", getattr(torch, job.dtype))
+    batches = len(program.batches)
     step = Step(program, COMPILERS[job.what](program), trained=case.trained)
     with einops_fast.fusions() if job.what == "ours" else nullcontext() as log:
         framework.synchronize()
         start = perf_counter()
         losses = [_told(step())]
-        first = perf_counter() - start
-        losses += [_told(step()) for _ in range(max(FIRST_STEPS, len(program.batches)) - 1)]
-        passed = perf_counter() - start
+        phases = {"first": perf_counter() - start}
+        losses += [_told(step()) for _ in range(max(FIRST_STEPS, batches) - 1)]
+        phases["passed"] = perf_counter() - start
         einops_fast.wait_for_kernels()
-        kernels = perf_counter() - start
-        for _ in range(2 * len(program.batches)):
+        phases["kernels"] = perf_counter() - start
+        for _ in range(2 * batches):
             step()
         framework.synchronize()
-    found = Found(losses, first, passed, kernels, fused=len(log.fused) if log else 0)
+    found = Found(phases, f"{len(log.fused)} fused" if log else "", losses=losses)
     yield found
-    if job.device == "gpu":
+    if on_gpu:
         torch.cuda.reset_peak_memory_stats()
     start = perf_counter()
     step()
     framework.synchronize()
-    times = max(1, round(SECONDS / (perf_counter() - start) / len(program.batches))) * len(program.batches)
+    times = max(1, round(SECONDS / (perf_counter() - start) / batches)) * batches
     hosts, steps = zip(*[_round(step, times, framework) for _ in range(ROUNDS)], strict=True)
     lower, middle, upper = quantiles(steps, n=4)
-    peak = torch.cuda.max_memory_allocated() if job.device == "gpu" else 0
-    yield replace(found, step=middle, spread=upper - lower, host=median(hosts), peak=peak)
+    peak = torch.cuda.max_memory_allocated() if on_gpu else None
+    yield replace(found, seconds=middle, spread=upper - lower, host=median(hosts), peak_bytes=peak)
 
 
 def _round(step: Step, times: int, framework: Framework) -> tuple[float, float]:

@@ -10,14 +10,14 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from einops_fast.profiles.reporting.charts import Chart
-from einops_fast.profiles.reporting.results import Result, read_or_end
+from einops_fast.profiles.reporting.results import Result, read_result
 from einops_fast.profiles.studies import STUDIES
 
-__all__ = ["charts_of", "draw", "drawn"]
+__all__ = ["charts_of", "draw", "drawn", "main"]
 
 
 def charts_of(result: Result) -> list[Chart]:
-    """The charts of a result's study; none where they can't be drawn."""
+    """Return the charts of a result's study; none where they can't be drawn."""
     charts = STUDIES[result.study].charts(result.measured, result.ceilings)
     if charts and find_spec("vl_convert") is None:
         print("no plots: they need vl-convert-python (pip install 'einops_fast[profile]')", file=sys.stderr)
@@ -26,7 +26,7 @@ def charts_of(result: Result) -> list[Chart]:
 
 
 def drawn(chart: Chart, kind: str) -> bytes:
-    """The chart as ``svg`` or ``png``; the same chart gives the same bytes."""
+    """Return the chart as ``svg`` or ``png``; the same chart gives the same bytes."""
     import vl_convert
 
     spec = json.dumps(chart.spec)
@@ -45,14 +45,18 @@ def draw(result: Result, stem: Path) -> list[Path]:
     return paths
 
 
-def main(files: Sequence[str]) -> None:
-    """Draw the plots of kept results beside them; end by argparse for what is no result."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Draw the plots of kept results beside them."""
     parser = argparse.ArgumentParser(
         prog="python -m einops_fast.profiles.reporting.plots", description="Draw kept results."
     )
     parser.add_argument("files", nargs="+", type=Path, metavar="JSON")
-    paths = parser.parse_args(files).files
-    for file, result in zip(paths, read_or_end(parser, paths), strict=True):
+    files = parser.parse_args(arguments).files
+    try:
+        results = list(map(read_result, files))
+    except (OSError, ValueError) as wrong:
+        parser.error(str(wrong))
+    for file, result in zip(files, results, strict=True):
         name = file.stem
         # A run of chosen dtypes has them in its name, and plots are named after theirs.
         for dtype in dict.fromkeys(row.dtype for row in reversed(result.measured)):
@@ -62,4 +66,4 @@ def main(files: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

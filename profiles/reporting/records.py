@@ -35,18 +35,14 @@ class Options:
     trace: str = ""  # folder for a trace of every case; none is written without one
     done: Sequence[str] = ()  # what an earlier run has measured already, as `task` names it
 
-    def left(self, framework: str, dtype: str, case: AnyCase, backward: bool) -> bool:
-        """Whether a case is still to be measured."""
-        return task(framework, dtype, case.name, backward) not in self.done
-
 
 def phase(backward: bool) -> str:
-    """The phase of a call, as tables, ranges and traces name it."""
+    """Return the phase of a call, as tables, ranges and traces name it."""
     return "backward" if backward else "forward"
 
 
 def task(framework: str, dtype: str, case: str, backward: bool) -> str:
-    """What a study measures at a time, in words.
+    """Return what a study measures at a time, in words.
 
     >>> task('torch', 'float16', 'mx0', True)
     'torch float16 mx0 backward'
@@ -91,24 +87,15 @@ class Row:
     def of(
         cls, framework: str, case: AnyCase, dtype: str, timing: Timing, work: Work | None = None, **others: Any
     ) -> Row:
-        """The row of a timing, with the work of its case and whatever else is known."""
+        """Return the row of a timing, with the work of its case and whatever else is known."""
         same = ("seconds", "spread", "speedup", "failure", "host", "error", "details")
-        taken = {name: getattr(timing, name) for name in same}
-        cost = {"floor": work.floor, "moved": work.moved, "flops": work.flops} if work else {}
-        described = {"equation": case.called, "sizes": case.sizes, "guest": timing.absent}
-        return cls(framework, case.name, timing.name, dtype, **{**described, **taken, **cost, **others})
-
-    def to_dict(self) -> dict[str, Any]:
-        """What there is to say, for JSON: fields that say nothing are left out."""
-        return {
-            name: value
-            for name, value in vars(self).items()
-            if value is not None and value is not False and value not in ("", {})
-        }
+        known = {"equation": case.called, "sizes": case.sizes, "guest": timing.absent}
+        known |= {name: getattr(timing, name) for name in same}
+        known |= asdict(work) if work else {}
+        return cls(framework, case.name, timing.name, dtype, **{**known, **timing.others, **others})
 
     @property
     def task(self) -> str:
-        """What it is a row of, among others."""
         return task(self.framework, self.dtype, self.case, self.backward)
 
     @property
@@ -118,16 +105,12 @@ class Row:
 
 
 def is_ours(what: str) -> bool:
-    """Whether a way is our implementation: one that begins with ``fast_``, or is just ``ours``.
-
-    >>> is_ours('fast_einsum'), is_ours('native')
-    (True, False)
-    """
+    """Return whether a way is our implementation: one that begins with ``fast_``, or is just ``ours``."""
     return what.startswith("fast_") or what == "ours"
 
 
 def is_own(what: str) -> bool:
-    """Whether a way is ours, another call of ours, or kernels of ours alone: no peer.
+    """Return whether a way is ours, another call of ours, or kernels of ours alone: no peer.
 
     >>> is_own('ours'), is_own('patched'), is_own('cudnn')
     (True, True, False)
@@ -136,17 +119,17 @@ def is_own(what: str) -> bool:
 
 
 def skipped(framework: str, what: str, why: str, *, dtype: str = "", details: str = "", guest: bool = True) -> Row:
-    """The row of a way, or of a whole framework, that can't be measured here; by default nobody's fault."""
+    """Return the row of a way, or of a framework, that can't be measured here; by default nobody's fault."""
     return Row(framework, ALL, what, dtype, failure=why, guest=guest, details=details)
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What a framework was measured on, and with: the device, versions by package, and whatever else counts."""
+    """What a framework was measured on, and with."""
 
     device: str
     threads: int
-    versions: dict[str, str] = field(hash=False)
+    versions: dict[str, str] = field(hash=False)  # by package
     gpu: bool = False
     framework: str = ""
     environment: dict[str, str] = field(default_factory=dict, hash=False)
@@ -168,10 +151,10 @@ class Extent:
 
 @dataclass(frozen=True)
 class Ceiling:
-    """What a device reaches in a dtype: bytes per second of a large copy, FLOP/s of a large matrix product."""
+    """What a device reaches in a dtype."""
 
-    bandwidth: float
-    flops: float
+    bandwidth: float  # bytes per second of a large copy
+    flops: float  # FLOP/s of a large matrix product
     framework: str = ""
     dtype: str = ""
 
@@ -182,11 +165,11 @@ _KINDS: dict[str, type[Record]] = {each.__name__.lower(): each for each in (Row,
 
 
 def encode(record: Record) -> str:
-    """One line of JSON."""
+    """Return a record as one line of JSON."""
     return json.dumps({type(record).__name__.lower(): asdict(record)})
 
 
 def decode(line: str) -> Record:
-    """The record of a line."""
+    """Return the record of a line."""
     [(kind, values)] = json.loads(line).items()
     return _KINDS[kind](**values)

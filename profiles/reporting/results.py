@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
-from argparse import ArgumentParser
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
 
 import einops_fast
 from einops_fast.profiles.reporting.records import ALL, Ceiling, Row
 from einops_fast.runtime.files import write_whole
 
-__all__ = ["RESULTS", "ROOT", "Result", "read_or_end", "read_result", "reports_folder"]
+__all__ = ["RESULTS", "ROOT", "Result", "read_result", "reports_folder"]
 
 # The folder that holds the package: a checkout, an unpacked sdist, or site-packages.
 ROOT = Path(einops_fast.__file__).parents[1]
@@ -45,7 +42,6 @@ class Result:
     ceilings: tuple[Ceiling, ...] = ()
     # for each framework, everything that times may depend on, by name.
     environment: dict[str, dict[str, str]] = field(default_factory=dict)
-    summaries: tuple[Mapping[str, Any], ...] = ()  # of the tables, for programs
     quick: bool = False  # in three rounds
     peers: tuple[str, ...] = ()  # what ours was measured against, where it wasn't the study's own choice
 
@@ -55,8 +51,11 @@ class Result:
         return tuple(row for row in self.rows if row.case != ALL)
 
     def write_json(self, path: Path) -> Path:
-        """Write what :func:`read_result` reads."""
-        rows = [row.to_dict() for row in self.rows]
+        """Write what :func:`read_result` reads, without fields of rows that say nothing."""
+        rows = [
+            {name: value for name, value in vars(row).items() if value not in (None, "", {}) and value is not False}
+            for row in self.rows
+        ]
         data = {**vars(self), "ceilings": list(map(asdict, self.ceilings)), "rows": rows}
         # What is there may be the run that this one went on from, and a disk may be full.
         write_whole(path, json.dumps(data, indent=1, ensure_ascii=False) + "\n")
@@ -76,17 +75,10 @@ def read_result(path: Path) -> Result:
     """Return what :meth:`Result.write_json` wrote, now or in an earlier version, which may have kept less or more."""
     try:
         data = json.loads(path.read_text("utf-8"))
+        data.pop("summaries", None)
         rows = [{name: value for name, value in row.items() if name in ROW_FIELDS} for row in data.pop("rows")]
-        data |= {name: tuple(data.get(name, ())) for name in ("notes", "summaries", "peers")}
+        data |= {name: tuple(data.get(name, ())) for name in ("notes", "peers")}
         data["ceilings"] = tuple(Ceiling(**each) for each in data.get("ceilings", ()))
         return Result(**data, rows=tuple(Row(**row) for row in rows))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is no result of a study: {error}") from None
-
-
-def read_or_end(parser: ArgumentParser, paths: Sequence[Path]) -> list[Result]:
-    """The results of these files; if one can't be read, the end of the process, which tells why."""
-    try:
-        return [read_result(path) for path in paths]
-    except (OSError, ValueError) as wrong:
-        parser.error(str(wrong))

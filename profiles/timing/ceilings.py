@@ -37,7 +37,7 @@ def measure_ceilings(framework: Framework, dtype: str, effort: Effort) -> Ceilin
         lambda: fast_einsum("bik,bkj->bij", left, right),
     ]
     # They don't compete: neither may stop early.
-    times = time_calls(calls, framework.clock(), effort=replace(effort, lost=inf))
+    times = time_calls(calls, framework.clock(), replace(effort, lost=inf))
     copy_seconds, *gemm_seconds = map(min, times)
     bandwidth = 2 * COPY_BYTES[framework.device] / copy_seconds
     return Ceiling(bandwidth, 2 * extent**3 / min(gemm_seconds), framework.name, dtype)

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import einops_fast
-from einops_fast.profiles.frameworks import Framework
-from einops_fast.profiles.timing.processors import cpu_name, thread_environment
+from einops_fast.profiles.frameworks import Framework, cpu_name, thread_environment
 from einops_fast.runtime.background import processors
 
 __all__ = ["environment", "versions"]

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import random
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from functools import cache
 from math import ceil, inf
 from statistics import median, quantiles
@@ -19,11 +19,8 @@ from typing import Any
 
 from einops_fast.profiles.cases import Case
 from einops_fast.profiles.frameworks import CACHE_FLUSH_BYTES, Framework, Unavailable
-from einops_fast.profiles.reporting.records import phase
 from einops_fast.profiles.timing.accuracy import Reference, allowed
 from einops_fast.profiles.timing.clocks import Clock, HostClock, host_seconds, no_collection
-from einops_fast.profiles.timing.limits import limited
-from einops_fast.profiles.timing.ranges import ranged, recorded
 from einops_fast.profiles.ways import Around, Call, Inputs, Way, answer, bind, inputs
 
 __all__ = [
@@ -31,7 +28,6 @@ __all__ = [
     "paired_ratio", "reason", "time_calls", "time_ways", "too_wrong",
 ]  # fmt: skip
 
-FIRST_CALL = 60.0  # Seconds that the first calls of a way may take: it may compile, and ours measures
 LOST_ROUNDS = 5  # After so many rounds a way that is far behind may stop
 MOST_FLUSHES = 256  # How often the cache is emptied before a call at most
 
@@ -59,12 +55,10 @@ class Timing:
     """What came out for one way."""
 
     name: str
-    # median over the rounds; `None` if the way failed, because a wrong result has no speed.
-    seconds: float | None = None
+    seconds: float | None = None  # median over the rounds; `None` if the way failed: a wrong result has no speed
     spread: float | None = None  # interquartile range of the rounds, in seconds
     speedup: float | None = None  # the native way's time over this one's, as the median within rounds
-    # the largest, relative to the size of the result (see `einops_fast.profiles.timing.accuracy`).
-    error: float | None = None
+    error: float | None = None  # the largest, relative to the size of the result (see `accuracy`)
     failure: str = ""  # why the way doesn't count; empty if it does
     details: str = ""  # the traceback of the failure, if it was an exception
     rounds: tuple[float, ...] = ()  # seconds of each round
@@ -73,10 +67,11 @@ class Timing:
     way: Way | None = None  # what was timed; `call` of `operands`, if it could be
     call: Call | None = None
     operands: tuple[Any, ...] = ()
+    others: Mapping[str, Any] = field(default_factory=dict)  # fields of the row that only this way knows
 
     @classmethod
     def failed(cls, name: str, error: BaseException) -> Timing:
-        """A way that raised an exception; it is absent where something that it needs isn't here."""
+        """Return that of a way that raised an exception; it is absent where what it needs isn't here."""
         if isinstance(error, Unavailable):
             return cls(name, failure=str(error), absent=True)
         return cls(name, failure=reason(error), details="".join(traceback.format_exception(error)))
@@ -89,23 +84,12 @@ Judge = Callable[[Way, Errors | None], tuple[Errors, str]]
 
 
 def compare(
-    case: Case,
-    ways: Sequence[Way],
-    dtype: str,
-    *,
-    effort: Effort = FULL,
-    backward: bool = False,
+    case: Case, ways: Sequence[Way], dtype: str, *, effort: Effort = FULL, backward: bool = False,
     clock: Clock | None = None,
-) -> list[Timing]:
+) -> list[Timing]:  # fmt: skip
     """Check and time all ways of an einsum. The first, a native one, is the standard of errors and ratios."""
-    shared = _shared(ways)
-    timed = time_ways(
-        check(case, ways, dtype, backward=backward),
-        lambda framework: inputs(case, framework, dtype, 1, backward, shared=shared),
-        effort,
-        label=f"{case.name}/{{}}/{phase(backward)}",
-        clock=clock,
-    )
+    checked = check(case, ways, dtype, backward=backward)
+    timed = time_ways(checked, lambda framework: inputs(case, framework, dtype, 1, backward), effort, clock=clock)
     return [replace(each, speedup=paired_ratio(timed[0], each)) for each in timed]
 
 
@@ -113,14 +97,21 @@ def compare(
 
 
 def check(case: Case, ways: Sequence[Way], dtype: str, *, backward: bool = False) -> list[Timing]:
-    """The error of every way of an einsum, if possible beside that of the first way."""
-    first, shared = ways[0].framework, _shared(ways)
+    """Return the error of every way of an einsum, if possible beside that of the first way."""
+    first = ways[0].framework
+    several = len({way.framework.name for way in ways}) > 1
 
     @cache
     def given(framework: Framework) -> Inputs:
-        return inputs(case, framework, dtype, 0, backward, shared=shared)
+        return inputs(case, framework, dtype, 0, backward, shared=several)
 
-    references = _references(case, first, given(first))
+    # From the values as rounded to the dtype: what the result has to be, and each gradient.
+    operands, cotangents = given(first).operands, given(first).cotangents
+    references = [Reference(case, operands, first.to_float64)]
+    for cotangent in cotangents:
+        for place in range(len(operands)):
+            others = [*operands[:place], cotangent, *operands[place + 1 :]]
+            references.append(Reference(case.gradient(place), others, first.to_float64))
     shapes = [case.result_shape, *(case.shapes if backward else ())]
 
     def judge(way: Way, native: Errors | None) -> tuple[Errors, str]:
@@ -128,30 +119,23 @@ def check(case: Case, ways: Sequence[Way], dtype: str, *, backward: bool = False
         results, gradients = answer(way, given(way.framework), shapes, dtype)
         pairs = zip(references, (*results, *gradients), strict=True)
         errors = tuple(reference.error(array, way.framework.to_float64) for reference, array in pairs)
-        comparable = native if way.framework is first else None
-        limits = [
-            allowed(reference.case, dtype, comparable[place] if comparable else None)
-            for place, reference in enumerate(references)
-        ]
+        comparable = native if native and way.framework is first else [None] * len(errors)
+        limits = [allowed(each.case, dtype, other) for each, other in zip(references, comparable, strict=True)]
         return errors, next(filter(None, map(too_wrong, errors, limits)), "")
 
     return check_ways(ways, judge, ways[0].name)
 
 
 def check_ways(ways: Sequence[Way], judge: Judge, native: str, cannot: type[Exception] | None = None) -> list[Timing]:
-    """The error of every way, the native one first, as the others may be off by as much.
+    """Return the error of every way, the native one judged first, as the others may be off by as much.
 
-    Args:
-        ways: what to check.
-        judge: calls a way, and compares what it returns.
-        native: the name of the native way.
-        cannot: the exception of a way that isn't made for the case; it is left out then, unless it is ours.
+    A way other than ours that raises ``cannot`` isn't made for the case, and is left out.
     """
     found: dict[str, Timing] = {}
     standard: Errors | None = None
     for way in sorted(ways, key=lambda way: way.name != native):
         try:
-            with way.around(), limited(FIRST_CALL, "the first call"):
+            with way.around():
                 errors, failure = judge(way, standard)
         except Exception as error:  # a way that can't run is a row of the table, not its end
             if cannot is None or way.name == "ours" or not isinstance(error, cannot):
@@ -163,24 +147,8 @@ def check_ways(ways: Sequence[Way], judge: Judge, native: str, cannot: type[Exce
     return [found[way.name] for way in ways if way.name in found]
 
 
-def _references(case: Case, framework: Framework, given: Inputs) -> list[Reference]:
-    """Compute what the result, and each gradient, has to be: from the values as rounded to the dtype."""
-    operands = given.operands
-    found = [Reference(case, operands, framework.to_float64)]
-    for cotangent in given.cotangents:
-        for place in range(len(operands)):
-            others = [*operands[:place], cotangent, *operands[place + 1 :]]
-            found.append(Reference(case.gradient(place), others, framework.to_float64))
-    return found
-
-
-def _shared(ways: Sequence[Way]) -> bool:
-    """Whether the ways take arrays of several frameworks."""
-    return len({way.framework.name for way in ways}) > 1
-
-
 def too_wrong(error: float, limit: float) -> str:
-    """Why a result doesn't count that is off by more than allowed; empty if it isn't.
+    """Return why a result doesn't count that is off by more than allowed; empty if it isn't.
 
     >>> too_wrong(0.5, 0.1), too_wrong(0.1, 0.5)
     ('wrong: error 5.0e-01, allowed 1.0e-01', '')
@@ -189,7 +157,7 @@ def too_wrong(error: float, limit: float) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """The first line of an error, as a table tells why something failed."""
+    """Return the first line of an error, as a table tells why something failed."""
     return f"{type(error).__name__}: {error}".split("\n")[0]
 
 
@@ -201,7 +169,6 @@ def time_ways(
     make_inputs: Callable[[Framework], Inputs],
     effort: Effort,
     *,
-    label: str,
     clock: Clock | None = None,
     hiding_launches: float | None = None,
 ) -> list[Timing]:
@@ -211,7 +178,6 @@ def time_ways(
         checked: what came out of their check.
         make_inputs: of a framework; not those of the check: nothing remembered from there can help.
         effort: how long to measure.
-        label: the name of a way's calls for a profiler, with ``{}`` for that of the way.
         clock: what to measure with; default: the device's own clock.
         hiding_launches: bytes per second at which a GPU's cache is emptied, again and again before each call, until
             the host has queued all of it; default: once.
@@ -235,12 +201,9 @@ def time_ways(
         running.append((way, call))
     if not running:
         return list(timed.values())
-    frameworks = list({way.framework.name: way.framework for way, _ in running}.values())
     longest = max(each.host or 0.0 for each in timed.values())
-    clock = clock or _clock(frameworks, _flushes(longest, hiding_launches))
-    arounds = [way.around for way, _ in running]
-    labels = [label.format(way.name) for way, _ in running]
-    times = time_calls([call for _, call in running], clock, arounds, effort, labels)
+    clock = clock or _clock([way.framework for way, _ in running], _flushes(longest, hiding_launches))
+    times = time_calls([call for _, call in running], clock, effort, [way.around for way, _ in running])
     for (way, _), rounds in zip(running, times, strict=True):
         low, _, high = quantiles(rounds, n=4)
         timed[way.name] = replace(timed[way.name], seconds=median(rounds), spread=high - low, rounds=tuple(rounds))
@@ -248,51 +211,43 @@ def time_ways(
 
 
 def fastest(timings: Iterable[Timing]) -> Timing | None:
-    """The one that took the least of those that have a time."""
+    """Return the one that took the least of those that have a time."""
     timed = [timing for timing in timings if timing.seconds is not None]
     return min(timed, key=lambda timing: timing.seconds or 0.0, default=None)
 
 
 def paired_ratio(over: Timing, under: Timing) -> float | None:
-    """The median within rounds of one way's time over another's; of the rounds that both have."""
+    """Return the median within rounds of one way's time over another's; of the rounds that both have."""
     ratios = [first / second for first, second in zip(over.rounds, under.rounds, strict=False)]
     return median(ratios) if ratios else None
 
 
 def time_calls(
-    calls: Sequence[Call],
-    clock: Clock,
-    arounds: Sequence[Around] = (),
-    effort: Effort = FULL,
-    labels: Sequence[str] = (),
+    calls: Sequence[Call], clock: Clock, effort: Effort = FULL, arounds: Sequence[Around] = ()
 ) -> list[list[float]]:
-    """Seconds of one call, a value per round, for each of ``calls``; a profiler outside sees their labels."""
-    arounds = list(map(_named, arounds, labels)) or [nullcontext] * len(calls)
-    counts = []
-    for call, around in zip(calls, arounds, strict=True):
-        with around():
-            counts.append(_calls_per_sample(call, clock, effort))
-    with recorded():
-        return _take_turns(calls, counts, clock, arounds, effort)
-
-
-def _take_turns(
-    calls: Sequence[Call], counts: Sequence[int], clock: Clock, arounds: Sequence[Around], effort: Effort
-) -> list[list[float]]:
-    """Take samples of ``counts`` calls each, in rounds."""
+    """Return the seconds of one call, a value per round, for each of ``calls``."""
+    arounds = arounds or [nullcontext] * len(calls)
     times: list[list[float]] = [[] for _ in calls]
     order = list(range(len(calls)))
     shuffle = random.Random(0).shuffle
 
-    def sample(place: int) -> float:
+    def sample(place: int, count: int) -> float:
         with arounds[place]():
-            return clock.sample(calls[place], counts[place])
+            return clock.sample(calls[place], count)
 
+    def enough(place: int) -> int:
+        """Warm up, and return how many calls make a sample long enough to be read."""
+        start, seconds = perf_counter(), sample(place, 1)
+        while perf_counter() - start < effort.warm_up:
+            seconds = min(seconds, sample(place, 1))
+        return max(1, min(clock.most_calls, ceil(clock.sample_seconds / max(seconds, 1e-9))))
+
+    counts = [enough(place) for place in order]
     with no_collection():
         start = perf_counter()
         while perf_counter() - start < effort.settling:
             for place in order:
-                sample(place)
+                sample(place, counts[place])
         start = perf_counter()
         for done in range(effort.rounds):
             if done >= 3 and perf_counter() - start > effort.seconds:
@@ -302,26 +257,18 @@ def _take_turns(
                 order = [place for place in order if min(times[place]) < behind]
             shuffle(order)
             for place in order:
-                times[place].append(sample(place))
+                times[place].append(sample(place, counts[place]))
     return times
-
-
-def _calls_per_sample(call: Call, clock: Clock, effort: Effort) -> int:
-    """Warm up, and find how many calls make a sample long enough to be read."""
-    start = perf_counter()
-    seconds = clock.sample(call, 1)
-    while perf_counter() - start < effort.warm_up:
-        seconds = min(seconds, clock.sample(call, 1))
-    return max(1, min(clock.most_calls, ceil(clock.sample_seconds / max(seconds, 1e-9))))
 
 
 def _clock(frameworks: Sequence[Framework], flushes: int) -> Clock:
     """Return one clock for all: the device's own where it sees the work of each, else the host's."""
-    if len(frameworks) == 1 or all(framework.default_stream for framework in frameworks):
-        return frameworks[0].clock(flushes=flushes)
+    different = list({framework.name: framework for framework in frameworks}.values())
+    if len(different) == 1 or all(framework.default_stream for framework in different):
+        return different[0].clock(flushes=flushes)
 
     def synchronize() -> None:
-        for framework in frameworks:
+        for framework in different:
             framework.synchronize()
 
     return HostClock(synchronize)
@@ -332,14 +279,3 @@ def _flushes(longest: float, bandwidth: float | None) -> int:
     if bandwidth is None:
         return 1
     return min(1 + ceil(1.5 * longest * bandwidth / CACHE_FLUSH_BYTES), MOST_FLUSHES)
-
-
-def _named(around: Around, label: str) -> Around:
-    """Return what a call needs around it, and for a profiler its name."""
-
-    @contextmanager
-    def named() -> Iterator[None]:
-        with around(), ranged(label):
-            yield
-
-    return named

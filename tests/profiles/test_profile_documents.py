@@ -114,19 +114,9 @@ def test_a_result_is_read_as_it_was_written(tmp_path):
         Row("torch", "a", "fast_einsum", "float32", "e", "s", 1.0, 0.1, 2.0, 0.5, moved=4, kernel_seconds={"k": 1.0}),
         skipped("cupy", "everything", "no GPU", details="Traceback"),
     )
-    written = Result(
-        "contraction",
-        "GPU",
-        2,
-        "2026-01-01",
-        False,
-        {"torch": "2"},
-        ("note",),
-        rows,
-        (Ceiling(1.0, 2.0, "torch", "float32"),),
-        {"torch": {"CPU": "some"}},
-        ({"title": "t"},),
-    )
+    ceilings, environment = (Ceiling(1.0, 2.0, "torch", "float32"),), {"torch": {"CPU": "some"}}
+    about = "contraction", "GPU", 2, "2026-01-01", False, {"torch": "2"}, ("note",)
+    written = Result(*about, rows, ceilings, environment)
     assert read_result(written.write_json(tmp_path / "r.json")) == written
     assert [row.case for row in written.measured] == ["a"]
     assert rows[1].case == ALL

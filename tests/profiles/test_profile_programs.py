@@ -1,118 +1,190 @@
-"""The study of programs: each makes its steps, ours with the losses of eager, and the table tells what they take."""
+"""The studies of programs, each in a process of its own: results are compared, and tables tell what they take."""
 
+from contextlib import contextmanager
 from dataclasses import asdict, replace
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-import torch
 
-from einops_fast.profiles.processes import Job
-from einops_fast.profiles.programs import program
-from einops_fast.profiles.programs import study as study_programs
-from einops_fast.profiles.programs.cases import FAMILIES, Found, ProgramCase
-from einops_fast.profiles.programs.models import MODELS
-from einops_fast.profiles.programs.study import ProgramsStudy
-from einops_fast.profiles.reporting.records import Options, Row
+pytest.importorskip("torch")
 
-CASES = {case.name: case for case in FAMILIES["public"]}
+import torch as pytorch
+
+from einops_fast.profiles import job_study
+from einops_fast.profiles.first_calls import cases as first_calls_cases
+from einops_fast.profiles.first_calls import program as first_calls
+from einops_fast.profiles.first_calls.study import SHOWN
+from einops_fast.profiles.job_study import Found
+from einops_fast.profiles.processes import Job, started
+from einops_fast.profiles.programs import cases, pretrained, program
+from einops_fast.profiles.reporting.records import Note, Options, Row
+from einops_fast.profiles.studies import STUDIES
+
 TINY = {
-    "batch": 2,
-    "length": 16,
-    "width": 64,
-    "heads": 4,
-    "layers": 1,
-    "words": 97,
-    "side": 32,
-    "chunk": 8,
-    "state": 16,
-}
+    "batch": 2, "length": 16, "width": 64, "heads": 4, "layers": 1, "words": 97, "side": 32, "chunk": 8, "state": 16,
+}  # fmt: skip
+LENGTHS = {case.name: case for case in first_calls_cases.FAMILIES["public"]}
 
 
-def tiny(case: ProgramCase) -> ProgramCase:
+def tiny(case):
     least = {**TINY, "length": 40} if case.model == "manual_gpt_lengths" else TINY
     return replace(case, extents={name: min(size, least[name]) for name, size in case.extents.items()})
 
 
-@pytest.mark.parametrize("case", FAMILIES["written-out"], ids=lambda case: case.name)
-def test_a_step_learns(case: ProgramCase) -> None:
-    torch.manual_seed(0)
-    small = tiny(case)
-    made = MODELS[case.model](small.extents, "cpu", torch.float32)
-    step = program.Step(made, made.module, trained=True)
-    losses = [program._told(step()) for _ in range(4 * len(made.batches))]
-    assert all(loss == loss for loss in losses)
-    if step.update is not None:
-        assert losses[-len(made.batches)] < losses[0]
+def job_of(case, what="ours"):
+    return Job(case.name, what, "float32", case.trained, "cpu", 1, quick=True)
 
 
-@pytest.mark.parametrize("case", FAMILIES["transformers"], ids=lambda case: case.name)
-def test_models_of_transformers_make_steps(case: ProgramCase) -> None:
-    pytest.importorskip("transformers")
-    from einops_fast.profiles.programs import pretrained  # noqa: F401
+@pytest.fixture
+def rows_of(torch, monkeypatch):
+    """Measures a study whose processes find what a function of their jobs says: its records and its table by case."""
 
-    torch.manual_seed(0)
-    made = MODELS[case.model](tiny(case).extents, "cpu", torch.float32)
+    def rows_of(name, find, options):
+        @contextmanager
+        def begun(study, job, seconds):
+            yield SimpleNamespace(ready=lambda: None, answer=lambda: asdict(find(job)))
+
+        monkeypatch.setattr(job_study, "started", begun)
+        records = list(STUDIES[name].measure(torch, options))
+        rows = [record for record in records if isinstance(record, Row)]
+        assert any(isinstance(record, Note) and "empty caches" in record.text for record in records)
+        assert STUDIES[name].charts(rows, []) == []
+        [table] = STUDIES[name].tables(rows)
+        return rows, table, {line[0]: dict(zip(table.columns, line, strict=True)) for line in table.cells}
+
+    return rows_of
+
+
+def test_a_process_has_caches_of_its_own_and_is_ended_in_time(monkeypatch, tmp_path):
+    monkeypatch.setenv("EINOPS_FAST_CACHE_DIR", str(tmp_path))
+    job = job_of(LENGTHS["bnd,bn->bd"])
+    with started("first-calls", job, 600) as process:
+        variables = Path(f"/proc/{process.process.pid}/environ").read_text().split("\0")
+        settings = dict(variable.split("=", 1) for variable in variables if variable)
+        assert settings["EINOPS_FAST_AUTOTUNE"] == "auto"
+        assert settings["EINOPS_FAST_CACHE_DIR"] != str(tmp_path)
+        process.ready()
+        found = Found(**process.answer())
+    assert found.error <= found.allowed
+    assert "steady" in found.phases
+    assert not Path(settings["TRITON_CACHE_DIR"]).parent.exists()
+    wrong = started("first-calls", replace(job, dtype="decimal"), 600)
+    with wrong as process, pytest.raises(RuntimeError, match="has no attribute"):
+        process.answer()
+    with started("first-calls", job, 0.1) as process, pytest.raises(RuntimeError, match="nothing after 0 s"):
+        process.answer()
+
+
+# Whole programs
+
+
+@pytest.mark.parametrize("case", cases.FAMILIES["public"], ids=lambda case: case.name)
+def test_a_step_learns(case):
+    if case in cases.FAMILIES["transformers"]:
+        pytest.importorskip("transformers")
+    pytorch.manual_seed(0)
+    made = pretrained.MODELS[case.model](tiny(case).extents, "cpu", pytorch.float32)
     step = program.Step(made, made.module, trained=case.trained)
-    first, second = program._told(step()), program._told(step())
-    assert (second < first) if case.trained else (second == first)
+    losses = [program._told(step()) for _ in range(2 * len(made.batches))]
+    assert all(loss == loss for loss in losses)
+    if step.update is None:
+        assert losses[-1] == losses[0]
+    else:
+        assert losses[len(made.batches)] < losses[0]
 
 
-def test_ours_in_a_process(monkeypatch: pytest.MonkeyPatch, torch: Any) -> None:
-    case = tiny(CASES["two-einsums"])
-    monkeypatch.setattr(ProgramCase, "scaled", lambda self, device, dtype: case)
+def test_ours_has_the_losses_of_eager(monkeypatch, torch):
+    case = tiny(next(case for case in cases.FAMILIES["public"] if case.name == "two-einsums"))
     monkeypatch.setitem(program.COMPILERS, "ours", lambda made: program.einops_fast.compile(made.module, then="eager"))
     monkeypatch.setattr(program, "SECONDS", 0.01)
-    eager, ours = (
-        list(program.measured(Job("two-einsums", what, "float32", True, "cpu", 1), torch)) for what in ("eager", "ours")
-    )
-    assert ours[-1].fused == 1
-    assert ours[-1].step > 0
-    assert eager[-1].losses == pytest.approx(ours[-1].losses, rel=1e-5)
-    with pytest.raises(program.Unavailable):
-        program.COMPILERS["attention()"](
-            MODELS["manual_gpt"](tiny(CASES["nanogpt"]).extents, "cpu", program.torch.float32)
-        )
+    eager, ours = (list(program.measured(job_of(case, what), case, torch))[-1] for what in ("eager", "ours"))
+    assert ours.kernels == "1 fused"
+    assert ours.seconds > 0
+    assert eager.losses == pytest.approx(ours.losses, rel=1e-5)
 
 
-def test_rows_and_table(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_of_programs(rows_of):
     """Ours is the fastest, another way's losses are wrong, and one process fails."""
 
-    class Process:
-        def __init__(self, study: str, job: Job, caches: Any, seconds: float) -> None:
-            self.what = job.what
+    def find(job):
+        if job.what == "compile":
+            raise RuntimeError("Traceback:\n  somewhere\nRuntimeError: no compiler")
+        losses = [2.0, 1.0] if job.what != "max-autotune" else [2.0, 1.5]
+        step = {"eager": 0.004, "ours": 0.002}.get(job.what, 0.003)
+        return Found({"first": 1.0}, "2 fused", step, 0.0001, 0.001, 3_000_000_000, losses=losses)
 
-        def __enter__(self) -> Any:
-            return self
-
-        def __exit__(self, *error: Any) -> None:
-            pass
-
-        def ready(self) -> None:
-            pass
-
-        def answer(self) -> dict[str, Any]:
-            if self.what == "compile":
-                raise RuntimeError("Traceback:\n  somewhere\nRuntimeError: no compiler")
-            losses = [2.0, 1.0] if self.what != "max-autotune" else [2.0, 1.5]
-            step = {"eager": 0.004, "ours": 0.002}.get(self.what, 0.003)
-            found = Found(losses, 1.0, 1.5, 2.0, step, 0.0001, 0.001, 3_000_000_000, fused=2 * (self.what == "ours"))
-            return asdict(found)
-
-    monkeypatch.setattr(study_programs, "begun", Process)
-    tested = ProgramsStudy()
     options = Options(only="nanogpt-lengths", peers=("compile", "max-autotune"))
-    rows = [record for record in tested.measure(torch, options) if isinstance(record, Row)]
+    rows, table, lines = rows_of("programs", find, options)
     found = {row.what: row for row in rows}
     assert set(found) == {"eager", "ours", "compile", "max-autotune"}
     assert found["compile"].failure == "RuntimeError: no compiler"
     assert found["max-autotune"].failure.startswith("wrong: losses differ by 50")
-    assert found["ours"].best == "eager"
-    assert found["ours"].to_best == pytest.approx(0.5)
-    assert found["ours"].speedup == pytest.approx(2)
-    [table] = tested.tables(rows)
-    [cells] = [dict(zip(table.columns, line, strict=True)) for line in table.cells]
+    assert (found["ours"].best, found["ours"].to_best, found["ours"].speedup) == ("eager", 0.5, 2)
+    cells = lines["nanogpt-lengths"]
     assert cells["step, ms: eager / compile / ours / max-autotune"] == "4 / – / 2 / –"
     assert cells["peak, GB: eager / compile / ours / max-autotune"] == "3 / – / 3 / 3"
     assert cells["fused"] == "2 fused"
     assert table.summary == ("ours / the best of eager and compiled: 0.50, worst 0.50",)
-    assert tested.charts(rows, []) == []
+
+
+# First calls
+
+
+@pytest.mark.parametrize("name", LENGTHS)
+def test_programs_of_many_lengths_are_right(name, torch):
+    small = LENGTHS[name].scaled("cpu", "float32")
+    small = replace(small, lengths=(*small.lengths[:1], *small.lengths[-1:]), calls=1)
+    before, found = first_calls.measured(job_of(small), small, torch)
+    assert found.error <= found.allowed
+    assert set(found.phases) == set(SHOWN) == {*before.phases, "steady"}
+    assert all(seconds > 0 for seconds in found.phases.values())
+    assert found.kernels == "0 compiled"
+
+
+def test_a_wrong_result_is_found(torch, monkeypatch):
+    def wrong(equation, *operands):
+        return 1.01 * torch.einsum(equation, *operands)
+
+    monkeypatch.setattr(first_calls, "fast_einsum", wrong)
+    case = replace(LENGTHS["bnd,bn->bd"].scaled("cpu", "float32"), lengths=(3,), calls=1)
+    assert all(found.error > found.allowed for found in first_calls.measured(job_of(case), case, torch))
+
+
+def test_lengths():
+    assert all(len(case.lengths) * case.calls == 160 for case in LENGTHS.values())
+    assert {length % 64 for length in LENGTHS["bucketed training"].lengths} == {0}
+    ragged = LENGTHS["ragged last batch"]
+    assert ragged.lengths[-2:] == (32, 17)
+    assert ragged.at(17) == ([(17, 256, 8, 64)] * 2, (17, 8, 256, 256))
+    assert ragged.scaled("gpu", "float32") is ragged
+    small = ragged.scaled("cpu", "float32")
+    assert small.lengths[-2:] == (4, 2)
+    assert small.at(2) == ([(2, 32, 8, 32)] * 2, (2, 8, 32, 32))
+
+
+def test_table_of_first_calls(rows_of, torch):
+    """Ours is faster once there are kernels, wrong for one case, and fails for another."""
+
+    def find(job):
+        if job.case == "prefill" and job.what == "ours":
+            raise RuntimeError("Traceback:\n  somewhere\nOutOfMemoryError: no memory")
+        phases = dict.fromkeys(SHOWN, 0.002) | {"steady": 0.001 if job.what == "ours" else 0.002}
+        if job.case == "softmax rows":  # its kernels take too long
+            del phases["steady"]
+        error = 1.0 if job.case == "layer_norm" and job.what == "ours" else 0.0
+        return Found(phases, "3 compiled", 0.002, error=error, allowed=0.1)
+
+    rows, table, lines = rows_of("first-calls", find, Options(only="bnd,prefill,layer_norm,rows", quick=True))
+    assert {row.backward for row in rows if row.case == "softmax rows"} == {True}
+    failures = {row.case: row.failure for row in rows if row.failure}
+    assert failures["prefill"] == "OutOfMemoryError: no memory"
+    assert failures["layer_norm"].startswith("wrong")
+    assert lines["bnd,bn->bd"]["with kernels, ms: native / ours"] == "2.0 / 1.0"
+    assert lines["bnd,bn->bd"]["kernels"] == "3 compiled"
+    assert lines["softmax rows"]["with kernels, ms: native / ours"] == "– / –"
+    assert lines["prefill"]["first pass, ms: native / ours"] == "2.0 / –"
+    assert "failed" in lines["layer_norm"]["check"]
+    assert table.summary[-1] == "with kernels: native/ours 2.00, worst 2.00"
+    rows = STUDIES["first-calls"].measure(torch, Options(only="softmax", quick=True, forward_only=True))
+    assert {row.backward for row in rows if isinstance(row, Row)} == {False}

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -11,11 +10,10 @@ import numpy as np
 import pytest
 
 from einops_fast.profiles import frameworks
-from einops_fast.profiles.cases import ITEM_SIZES, PROBLEMS, Case
+from einops_fast.profiles.cases import PROBLEMS, Case
 from einops_fast.profiles.einsum.study import BY_HAND
-from einops_fast.profiles.timing import accuracy, limits, measure, ranges
-from einops_fast.profiles.timing.clocks import EventClock, HostClock, host_seconds
-from einops_fast.profiles.timing.memory import peak_memory
+from einops_fast.profiles.timing import accuracy, measure
+from einops_fast.profiles.timing.clocks import EventClock, HostClock
 from einops_fast.profiles.ways import Way
 
 ROOT = Path(__file__).parents[2]
@@ -49,14 +47,9 @@ def test_gradient_cases_are_the_gradients(torch):
     cotangent = torch.torch.randn(SMALL.result_shape, dtype=torch.torch.float64)
     _, gradients = torch.gradient(lambda: torch.einsum(SMALL.equation, *operands), operands, [cotangent])
     for place, gradient in enumerate(gradients):
-        case = SMALL.gradient(place)
         given = [operand.detach().numpy() for operand in operands]
         given[place] = cotangent.numpy()
-        np.testing.assert_allclose(gradient.numpy(), np.einsum(case.equation, *given))
-
-
-def test_every_dtype_has_an_epsilon():
-    assert ITEM_SIZES.keys() == accuracy.EPSILON.keys()
+        np.testing.assert_allclose(gradient.numpy(), np.einsum(SMALL.gradient(place).equation, *given))
 
 
 # The runner
@@ -124,18 +117,6 @@ def test_what_prepares_a_call_leaves_no_right_result_behind(numpy, monkeypatch):
     assert log == ["prepare", ([(2, 3, 5)], "float32"), "call"] * 2
 
 
-def test_backward_checks_gradients(torch):
-    def detached(a, b):
-        return torch.einsum(SMALL.equation, a, 2 * b - b.detach())
-
-    ways = [
-        Way("native", lambda *operands: torch.einsum(SMALL.equation, *operands), torch),
-        Way("wrong gradient", detached, torch),
-    ]
-    timings = measure.compare(SMALL, ways, "float32", effort=measure.QUICK, backward=True)
-    assert [bool(timing.failure) for timing in timings] == [False, True]
-
-
 # Clocks and rounds
 
 
@@ -157,12 +138,6 @@ def test_event_clock_flushes_before_each_call():
     assert log == ["flush", "event", "call", "event"] * 2 + ["wait"]
 
 
-def test_the_host_is_timed_apart_on_a_gpu():
-    log = []
-    assert host_seconds(lambda: log.append("wait"), lambda: log.append("call")) > 0
-    assert log[-3:] == ["wait", "call", "wait"]
-
-
 class ScriptedClock:
     """A call says how long it takes."""
 
@@ -175,7 +150,7 @@ class ScriptedClock:
 
 def test_a_way_far_behind_stops_early():
     effort = measure.Effort(rounds=12, seconds=60.0, warm_up=0.0, lost=2.0)
-    times = measure.time_calls([lambda: 1.0, lambda: 1.9, lambda: 2.1], ScriptedClock(), effort=effort)
+    times = measure.time_calls([lambda: 1.0, lambda: 1.9, lambda: 2.1], ScriptedClock(), effort)
     assert [len(rounds) for rounds in times] == [12, 12, 5]
 
 
@@ -187,7 +162,7 @@ def test_rounds_until_a_device_has_settled_do_not_count():
         return 1.0 if time.perf_counter() - begun < 0.05 else 2.0
 
     effort = measure.Effort(rounds=4, seconds=60.0, warm_up=0.0, settling=0.1)
-    assert measure.time_calls([slows_down, slows_down], ScriptedClock(), effort=effort) == [[2.0] * 4] * 2
+    assert measure.time_calls([slows_down, slows_down], ScriptedClock(), effort) == [[2.0] * 4] * 2
 
 
 def test_ratios_are_of_the_rounds_that_both_have():
@@ -197,54 +172,12 @@ def test_ratios_are_of_the_rounds_that_both_have():
     assert measure.paired_ratio(ours, measure.Timing("failed", failure="wrong")) is None
 
 
-def test_a_profiler_around_sees_the_rounds_by_name(numpy, monkeypatch):
-    log = []
-    monkeypatch.setattr(ranges, "_tell", log.append)
-    monkeypatch.setattr(measure, "ranged", lambda name: log.append(name) or ranges.nullcontext())
-    measure.compare(SMALL, [Way("native", einsum, numpy)], "float32", effort=measure.QUICK)
-    name = "small/native/forward"
-    assert log == [name, "cuProfilerStart", *[name] * 3, "cuProfilerStop"]
+# Frameworks and modes
 
 
 def test_memory_is_what_a_call_holds(numpy, torch):
-    assert 8000 <= peak_memory(numpy, lambda: np.ones(1000)) < 10000
-    assert 4000 <= peak_memory(torch, lambda: torch.torch.ones(1000)) < 8000
-
-
-# Limits
-
-
-def forever():
-    while True:
-        try:
-            time.sleep(0.01)
-        except Exception:
-            continue
-
-
-def test_limit_passes_through_handlers_and_is_over_with_its_block():
-    with pytest.raises(TimeoutError, match="stubborn took over"), limits.limited(0.02, "stubborn"):
-        forever()
-    with limits.limited(0.02, "nothing"):
-        pass
-    time.sleep(0.05)
-
-
-def test_off_the_main_thread_there_is_no_limit():
-    done = []
-
-    def work():
-        with limits.limited(0.01, "work"), limits.interrupts():
-            time.sleep(0.05)
-            done.append(True)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert done
-
-
-# Frameworks and modes
+    assert 8000 <= numpy.peak_memory(lambda: np.ones(1000)) < 10000
+    assert 4000 <= torch.peak_memory(lambda: torch.torch.ones(1000)) < 8000
 
 
 @pytest.mark.parametrize("name", ["numpy", "torch", "mxnet"])
