@@ -69,17 +69,13 @@ class AttentionCase(AnyCase):
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Of q, k, v and the bias, if there is one."""
-        found = [
-            self._shape(self.heads, self.q_len, self.head_dim),
-            self._shape(self.kv_heads, self.kv_len, self.head_dim),
-            self._shape(self.kv_heads, self.kv_len, self.v_head_dim),
-        ]
-        return (*found, (self.heads, self.q_len, self.kv_len)) if self.bias else tuple(found)
+        """Those of q, k, v and the bias, if there is one."""
+        q = self._shape(self.heads, self.q_len, self.head_dim)
+        k, v = (self._shape(self.kv_heads, self.kv_len, features) for features in (self.head_dim, self.v_head_dim))
+        return (q, k, v, *([(self.heads, self.q_len, self.kv_len)] if self.bias else []))
 
     @property
     def result_shape(self) -> tuple[int, ...]:
-        """Of the result."""
         return self._shape(self.heads, self.q_len, self.v_head_dim)
 
     @property
@@ -88,24 +84,20 @@ class AttentionCase(AnyCase):
         return self.heads * sum(q_len * kv_len for q_len, kv_len in self._sequences)
 
     def flops(self, backward: bool = False) -> int:
-        """``2 * heads * pairs * (head_dim + v_head_dim)``, times 3.5 with backward.
+        """Return ``2 * heads * pairs * (head_dim + v_head_dim)``, times 3.5 with backward.
 
         Half of the pairs count where causal, as everyone has it; with a window exactly those that are seen.
-
-        >>> FAMILIES["rows"][0].flops() == 4 * 2 * 16 * 8192**2 * 64
-        True
         """
-        if self.window is not None:
-            pairs = sum(visible_pairs(*lengths, self.causal, self.window) for lengths in self._sequences)
+        if self.window is None:
+            pairs = self.scores / self.heads * (0.5 if self.causal else 1.0)
         else:
-            pairs = sum(q_len * kv_len for q_len, kv_len in self._sequences)
-        share = 0.5 if self.causal and self.window is None else 1.0
-        work = 2 * self.heads * pairs * (self.head_dim + self.v_head_dim) * share
-        return int(work * (BACKWARD if backward else 1.0))
+            pairs = sum(visible_pairs(*lengths, self.causal, self.window) for lengths in self._sequences)
+        return int(2 * self.heads * pairs * (self.head_dim + self.v_head_dim) * (BACKWARD if backward else 1.0))
 
     def elements(self, backward: bool = False) -> int:
-        """What is read and written at least: operands and result; for backward these and the cotangent again, and the
-        gradients of the operands, which is twice as much.
+        """Return what is read and written at least.
+
+        Operands and result; for backward these and the cotangent again, and gradients: twice as much.
         """
         features = self.head_dim + self.v_head_dim
         per_element = features * (self.heads * self.q_len + self.kv_heads * self.kv_len)
@@ -123,7 +115,7 @@ class AttentionCase(AnyCase):
         return self.elements() <= LARGEST_AHEAD
 
     def scaled(self, device: str, dtype: str) -> AttentionCase:
-        """As it is on a GPU, shrunk on a CPU: sequences first, then the batch, then heads."""
+        """Return it as it is on a GPU, shrunk on a CPU: sequences first, then the batch, then heads."""
         case = self
         while device == "cpu" and case.flops() > CPU_FLOPS:
             if case.lengths:
@@ -141,7 +133,6 @@ class AttentionCase(AnyCase):
         return case
 
     def passes(self, backward: bool = False) -> tuple[tuple[int, int], ...]:
-        """Elements and FLOPs, of both directions together."""
         return ((self.elements(backward), self.flops(backward)),)
 
     @property
@@ -156,11 +147,7 @@ class AttentionCase(AnyCase):
 
 
 def visible_pairs(q_len: int, kv_len: int, causal: bool, window: tuple[int, int]) -> int:
-    """Pairs of a query and a key that it sees, the first query facing the first key.
-
-    >>> visible_pairs(4, 4, True, (1, 0))
-    7
-    """
+    """Return the number of pairs of a query and a key that it sees, the first query facing the first key."""
     before, after = window
     after = 0 if causal else after
     return sum(max(0, min(kv_len, i + after + 1) - max(0, i - before)) for i in range(q_len))
@@ -171,20 +158,15 @@ def _case(name: str, batch: int, heads: int, length: int, head_dim: int, **other
     return replace(case, **others)  # type: ignore[arg-type]
 
 
-def _rows() -> tuple[AttentionCase, ...]:
-    sizes = ((2, 16, 8192, 64), (2, 16, 8192, 128), (32, 16, 512, 64), (8, 16, 2048, 128))
-    return tuple(
-        _case(f"row-{'x'.join(map(str, size))}{'-causal' * causal}", *size, causal=causal)
-        for size in sizes
-        for causal in (False, True)
-    )
-
-
 _LENGTHS = (2048, 113, 1501, 640, 1023, 300, 1777, 64, 1290, 905, 17, 1999, 488, 1152, 731, 1360)
 
 # What ``--cases`` chooses from; what matters most comes first.
 FAMILIES: dict[str, tuple[AttentionCase, ...]] = {
-    "rows": _rows(),
+    "rows": tuple(
+        _case(f"row-{'x'.join(map(str, size))}{'-causal' * causal}", *size, causal=causal)
+        for size in ((2, 16, 8192, 64), (2, 16, 8192, 128), (32, 16, 512, 64), (8, 16, 2048, 128))
+        for causal in (False, True)
+    ),
     "layouts": tuple(
         _case(f"layout-{layout}", 4, 16, 4096, 128, causal=True, layout=layout)
         for layout in ("bhsd", "bshd", "sbhd", "hbsd")

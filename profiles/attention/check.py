@@ -1,6 +1,6 @@
 """Whether an attention is right: its error, and that of its gradients, against float64, head by head.
 
-The reference is written from the definition and takes nothing of ours. Errors are relative to the size of the reference
+The reference is plain attention and takes nothing of ours. Errors are relative to the size of the reference
 in tiles of positions: with causality or a window some positions are far larger than others, and an error among the
 small ones would drown.
 """
@@ -14,7 +14,7 @@ from typing import Any
 
 from einops_fast.profiles.attention.cases import AttentionCase
 
-__all__ = ["Extras", "canonical", "largest_error", "reference", "seen"]
+__all__ = ["Extras", "attend", "canonical", "largest_error", "reference", "seen"]
 
 TILE = 64  # Positions that are compared together
 
@@ -31,7 +31,7 @@ class Extras:
 
 
 def canonical(case: AttentionCase, array: Any) -> Any:
-    """A view with the axes batch, heads, positions, features; a bias has no batch."""
+    """Return a view with the axes batch, heads, positions, features; a bias has no batch."""
     if array.ndim == 3 and "b" in case.layout:
         return array
     if "b" not in case.layout:
@@ -40,7 +40,7 @@ def canonical(case: AttentionCase, array: Any) -> Any:
 
 
 def seen(case: AttentionCase, q_len: int, kv_len: int, like: Any) -> Any:
-    """Which keys causality and window leave, ``(q_len, kv_len)``; ``None`` for all."""
+    """Return which keys causality and window leave, ``(q_len, kv_len)``; ``None`` for all."""
     if not case.causal and case.window is None:
         return None
     ones = like.new_ones(1, dtype=bool).expand(q_len, kv_len)
@@ -49,14 +49,14 @@ def seen(case: AttentionCase, q_len: int, kv_len: int, like: Any) -> Any:
 
 
 def _picked(case: AttentionCase, backward: bool) -> slice:
-    """The elements of the batch that are compared."""
+    """Return the elements of the batch that are compared."""
     largest = case.batch * case.kv_heads * case.kv_len * case.head_dim
     step = 1 if backward else -(-largest // CHECKED)
     return slice((case.batch - 1) % step, None, step)
 
 
 def reference(case: AttentionCase, operands: Sequence[Any], cotangents: Sequence[Any], extras: Extras) -> list[Any]:
-    """Result and, given its cotangent, gradients in float64, with the axes of :func:`canonical`."""
+    """Return the result and, given its cotangent, gradients in float64, with the axes of :func:`canonical`."""
     from torch.autograd import grad
 
     backward = bool(cotangents)
@@ -72,7 +72,8 @@ def reference(case: AttentionCase, operands: Sequence[Any], cotangents: Sequence
         places = [(at, heads, queries), (at, group, keys), (at, group, keys), (heads, queries, keys)]
         piece = [each[place].double().requires_grad_(backward) for each, place in zip(arrays, places, strict=False)]
         mask = None if extras.mask is None else extras.mask[picked][at]
-        out = _attend(case, piece, mask)
+        q, k, v, *bias = piece
+        out = attend(case, q, k, v, *(bias or [None]), (seen(case, q.shape[-2], k.shape[-2], q), mask))
         found[0][at, heads, queries] = out.detach()
         if backward:
             gradients = grad(out, piece, cotangent[at, heads, queries].double())
@@ -82,7 +83,7 @@ def reference(case: AttentionCase, operands: Sequence[Any], cotangents: Sequence
 
 
 def _pieces(case: AttentionCase, batch: int) -> Iterator[tuple[int, slice, int, slice, slice]]:
-    """For each head of keys in each sequence: where it lies."""
+    """Yield for each head of keys in each sequence where it lies."""
     share = case.heads // case.kv_heads
     starts = [sum(case.lengths[:at]) for at in range(len(case.lengths))]
     sequences = [slice(start, start + length) for start, length in zip(starts, case.lengths, strict=True)]
@@ -92,22 +93,26 @@ def _pieces(case: AttentionCase, batch: int) -> Iterator[tuple[int, slice, int, 
                 yield at, slice(group * share, (group + 1) * share), group, where, where
 
 
-def _attend(case: AttentionCase, piece: Sequence[Any], mask: Any) -> Any:
-    """Some heads, ``(heads, q_len, head_dim)``, with one of keys; by the definition."""
-    q, k, v, *bias = piece
-    scores = q @ k.mT / sqrt(case.head_dim)
+def attend(case: AttentionCase, q: Any, k: Any, v: Any, bias: Any, masks: Sequence[Any]) -> Any:
+    """Return plain attention of heads that share one of keys, whose arrays have no axis of heads.
+
+    Each of the masks that isn't ``None`` is True where a key is seen.
+    """
+    from torch import einsum
+
+    scores = einsum("...rid,...jd->...rij", q, k) * (1 / sqrt(case.head_dim))
     if case.softcap:
         scores = (scores / case.softcap).tanh() * case.softcap
-    for each in bias:
-        scores = scores + each
-    for allowed in (seen(case, q.shape[-2], k.shape[-2], q), mask):
-        if allowed is not None:
-            scores = scores.masked_fill(~allowed, -inf)
-    return scores.softmax(-1) @ v
+    if bias is not None:
+        scores = scores + bias
+    for mask in masks:
+        if mask is not None:
+            scores = scores.masked_fill(~mask, -inf)
+    return einsum("...rij,...je->...rie", scores.softmax(-1), v)
 
 
 def largest_error(case: AttentionCase, results: Sequence[Any], references: Sequence[Any]) -> float:
-    """The largest error of result and gradients in a tile, relative to the size of the reference there."""
+    """Return the largest error of result and gradients in a tile, relative to the size of the reference there."""
     picked = _picked(case, len(references) > 1)
     worst = 0.0
     for result, expected in zip(results, references, strict=True):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from math import sqrt
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ import numpy as np
 from einops_fast import attention, attention_backend, explain_attention
 from einops_fast.attention.pattern import read_layout
 from einops_fast.profiles.attention.cases import AttentionCase
-from einops_fast.profiles.attention.check import Extras, canonical, seen
+from einops_fast.profiles.attention.check import Extras, attend, canonical, seen
 from einops_fast.profiles.cases import ITEM_SIZES
 from einops_fast.profiles.frameworks import Framework, Unavailable
 from einops_fast.profiles.study import Task
@@ -26,7 +25,7 @@ NAIVE_MEMORY = {"cpu": 1 << 30, "gpu": 40 << 30}  # Bytes that these may take
 
 
 def extras(case: AttentionCase, framework: Framework) -> Extras:
-    """Mask and ends of a case, always the same."""
+    """Return mask and ends of a case, always the same."""
     mask = ends = None
     if case.mask:
         values = framework.normal([(case.batch, case.q_len, case.kv_len)], "float32", 7)[0]
@@ -40,7 +39,7 @@ def extras(case: AttentionCase, framework: Framework) -> Extras:
 
 
 def attention_inputs(task: Task, seed: int) -> Inputs:
-    """Standard normal operands; for backward a cotangent too, and gradients are asked for."""
+    """Return standard normal operands; for backward a cotangent too, and gradients are asked for."""
     case, framework = task.case, task.framework
     shapes = [*case.shapes, *([case.result_shape] if task.backward else [])]
     arrays = framework.normal(shapes, task.dtype, seed)
@@ -52,7 +51,7 @@ def attention_inputs(task: Task, seed: int) -> Inputs:
 
 
 def chosen_by_ours(task: Task, operands: Sequence[Any]) -> str:
-    """Which implementation the automatic choice is for these operands."""
+    """Return which implementation the automatic choice is for these operands."""
     options = _options(task, *operands[3:])
     return explain_attention(read_layout(task.case.layout).pattern, *operands[:3], **options).implementation
 
@@ -72,10 +71,8 @@ def _options(task: Task, bias: Any = None) -> dict[str, Any]:
 def _ours(task: Task) -> Callable[..., Any]:
     pattern, options = read_layout(task.case.layout).pattern, _options(task)
 
-    def call(q: Any, k: Any, v: Any, bias: Any = None) -> Any:
-        if bias is None:
-            return attention(pattern, q, k, v, **options)
-        return attention(pattern, q, k, v, bias=("h i j", bias), **options)
+    def call(q: Any, k: Any, v: Any, *bias: Any) -> Any:
+        return attention(pattern, q, k, v, **(_options(task, *bias) if bias else options))
 
     return call
 
@@ -94,23 +91,28 @@ def _on_views(case: AttentionCase, attend: Callable[..., Any]) -> Callable[..., 
 
 def _native(task: Task) -> Callable[..., Any]:
     """Call torch's function as its users do: on transposed views, with a mask for what it has no argument for."""
-    case, given = task.case, task.shared
+    case, given, torch = task.case, task.shared, task.framework.torch
     if case.softcap:
         raise Unavailable("torch's function has no softcap")
-    attend = task.framework.torch.nn.functional.scaled_dot_product_attention
-    options = {"is_causal": case.causal, "enable_gqa": case.heads != case.kv_heads}
-    if case.lengths:
-        return _nested(task, options)
+    attend = partial(torch.nn.functional.scaled_dot_product_attention, enable_gqa=case.heads != case.kv_heads)
     masks: list[Any] = []
 
     def call(q: Any, k: Any, v: Any, bias: Any) -> Any:
         if given.mask is None and case.window is None:
-            return attend(q, k, v, None if bias is None else bias[None], **options)
+            return attend(q, k, v, None if bias is None else bias[None], is_causal=case.causal)
         if not masks:
             masks.append(seen(case, case.q_len, case.kv_len, q) if given.mask is None else given.mask[:, None])
-        return attend(q, k, v, masks[0], enable_gqa=options["enable_gqa"])
+        return attend(q, k, v, masks[0])
 
-    return _on_views(case, call)
+    def packed(q: Any, k: Any, v: Any) -> Any:
+        nested = partial(
+            torch.nested.nested_tensor_from_jagged, offsets=given.ends.long(), min_seqlen=min(case.lengths),
+            max_seqlen=max(case.lengths),
+        )  # fmt: skip
+        views = [nested(each).transpose(1, 2) for each in (q, k, v)]
+        return attend(*views, is_causal=case.causal).transpose(1, 2).values()
+
+    return packed if case.lengths else _on_views(case, call)
 
 
 def _flex(task: Task) -> Callable[..., Any]:
@@ -118,7 +120,7 @@ def _flex(task: Task) -> Callable[..., Any]:
     case, given, torch = task.case, task.shared, task.framework.torch
     if task.backward and case.bias:
         raise Unavailable("FlexAttention adds up the gradient of a bias atomically, in the dtype of the bias")
-    from torch.nn.attention.flex_attention import flex_attention
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     def flex(*arguments: Any, **options: Any) -> Any:
         return flex_attention(*arguments, **options)
@@ -126,67 +128,36 @@ def _flex(task: Task) -> Callable[..., Any]:
     # The compiler counts how often it compiles a piece of code, and gives up at some time: each case has its own.
     flex.__code__ = flex.__code__.replace()
     compiled = torch.compile(flex, fullgraph=True, dynamic=False)
+    before, after = case.window or (case.kv_len, case.kv_len)
+    after = 0 if case.causal else after
+    sequence = None
+    if given.ends is not None:
+        # Self-attention: queries and keys of a sequence lie at the same positions.
+        positions = torch.arange(case.q_len, device=given.ends.device)
+        sequence = torch.searchsorted(given.ends[1:].contiguous(), positions, right=True)
+
+    def visible(b: Any, h: Any, i: Any, j: Any) -> Any:
+        found = (i - j <= before) & (j - i <= after)
+        if given.mask is not None:
+            found = found & given.mask[b, i, j]
+        return found if sequence is None else found & (sequence[i] == sequence[j])
+
+    masked = case.causal or case.window or case.mask or case.lengths
     blocks: list[Any] = []
 
     def call(q: Any, k: Any, v: Any, bias: Any) -> Any:
-        if not blocks:
-            blocks.append(_block_mask(case, given, torch, q))
-        scores = _score_modifier(case, torch, bias)
-        return compiled(q, k, v, score_mod=scores, block_mask=blocks[0], enable_gqa=case.heads != case.kv_heads)
+        def modify(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+            if case.softcap:
+                score = case.softcap * torch.tanh(score / case.softcap)
+            return score if bias is None else score + bias[h, i, j]
+
+        if masked and not blocks:
+            batch = case.batch if case.mask else None
+            blocks.append(create_block_mask(visible, batch, None, case.q_len, case.kv_len, str(q.device)))
+        modifiers = {"score_mod": modify if case.softcap or case.bias else None, "block_mask": next(iter(blocks), None)}
+        return compiled(q, k, v, **modifiers, enable_gqa=case.heads != case.kv_heads)
 
     return _on_views(case, call)
-
-
-def _score_modifier(case: AttentionCase, torch: Any, bias: Any) -> Callable[..., Any] | None:
-    """Return what changes a score: softcap and bias; ``None`` if there are neither."""
-    softcap = case.softcap
-    if not softcap and bias is None:
-        return None
-
-    def modify(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
-        if softcap:
-            score = softcap * torch.tanh(score / softcap)
-        return score if bias is None else score + bias[h, i, j]
-
-    return modify
-
-
-def _block_mask(case: AttentionCase, given: Extras, torch: Any, q: Any) -> Any:
-    """Return which blocks of keys are seen, by causality, window, mask and packed sequences; ``None`` for all."""
-    from torch.nn.attention.flex_attention import create_block_mask
-
-    if not case.causal and case.window is None and given.mask is None and given.ends is None:
-        return None
-    before, after = case.window or (case.kv_len, case.kv_len)
-    after = 0 if case.causal else after
-    mask, sequence = given.mask, None
-    if given.ends is not None:
-        # Self-attention: queries and keys of a sequence lie at the same positions.
-        sequence = torch.searchsorted(
-            given.ends[1:].contiguous(), torch.arange(case.q_len, device=q.device), right=True
-        )
-
-    def seen(b: Any, h: Any, i: Any, j: Any) -> Any:
-        found = (i - j <= before) & (j - i <= after)
-        if mask is not None:
-            found = found & mask[b, i, j]
-        return found if sequence is None else found & (sequence[i] == sequence[j])
-
-    batch = None if mask is None else case.batch
-    return create_block_mask(seen, batch, None, case.q_len, case.kv_len, str(q.device))
-
-
-def _nested(task: Task, options: dict[str, bool]) -> Callable[..., Any]:
-    """Call torch's function on packed sequences as jagged nested tensors."""
-    case, torch = task.case, task.framework.torch
-    ends = task.shared.ends.long()
-    lengths = {"min_seqlen": min(case.lengths), "max_seqlen": max(case.lengths)}
-
-    def call(q: Any, k: Any, v: Any) -> Any:
-        views = [torch.nested.nested_tensor_from_jagged(each, ends, **lengths).transpose(1, 2) for each in (q, k, v)]
-        return torch.nn.functional.scaled_dot_product_attention(*views, **options).transpose(1, 2).values()
-
-    return call
 
 
 def _naive(task: Task) -> Callable[..., Any]:
@@ -201,14 +172,8 @@ def _naive(task: Task) -> Callable[..., Any]:
         lengths = q.shape[2], k.shape[2]
         if lengths not in masks:
             masks[lengths] = seen(case, *lengths, q) if given.mask is None else given.mask[:, None, None]
-        scores = torch.einsum("bgrid,bgjd->bgrij", q.unflatten(1, share), k) * (1 / sqrt(case.head_dim))
-        if case.softcap:
-            scores = torch.tanh(scores / case.softcap) * case.softcap
-        if bias is not None:
-            scores = scores + bias.unflatten(0, share)
-        if masks[lengths] is not None:
-            scores = scores.masked_fill(~masks[lengths], float("-inf"))
-        return torch.einsum("bgrij,bgje->bgrie", scores.softmax(-1), v).flatten(1, 2)
+        bias = None if bias is None else bias.unflatten(0, share)
+        return attend(case, q.unflatten(1, share), k, v, bias, (masks[lengths],)).flatten(1, 2)
 
     def call(q: Any, k: Any, v: Any, bias: Any) -> Any:
         if not case.lengths:

@@ -13,7 +13,7 @@ from typing import Any
 
 from einops_fast.profiles.cases import ITEM_SIZES, AnyCase
 
-__all__ = ["CPU_NAMES", "EPS", "FAMILIES", "MODELS", "PASSES", "OpCase"]
+__all__ = ["CPU_NAMES", "EPS", "FAMILIES", "MODELS", "OpCase"]
 
 BYTES = {"cpu": 1 << 20, "gpu": 256 << 20}  # Of the input, where rows of every length are swept
 CPU_ELEMENTS = 1 << 18  # Of the largest array on a CPU
@@ -25,21 +25,15 @@ HALF = ("bfloat16", "float16")
 EPS = 1e-6  # Of all norms
 P = 0.1  # Of dropout
 
+# How often the input's size is moved at least, forward and in both directions; parameters aside. Forward the inputs are
+# read and the results written. Backward the gradients of the results and what follows from the inputs are read, and the
+# gradients of the inputs written.
 PASSES = {
-    "softmax": (2, 5),
-    "log_softmax": (2, 5),
-    "layer_norm": (2, 5),
-    "rms_norm": (2, 5),
+    **dict.fromkeys(("softmax", "log_softmax", "layer_norm", "rms_norm", "bias_gelu"), (2, 5)),
     "dropout_add_ln": (3, 8),
     "dropout_add_layer_norm": (4, 9),
-    "bias_gelu": (2, 5),
     "cross_entropy": (1, 3),
 }
-"""How often the input's size is moved at least, forward and in both directions; parameters aside.
-
-Forward the inputs are read and the results written. Backward the gradients of the results are read, and what follows
-from the inputs, and the gradients of the inputs are written.
-"""
 
 # Vectors of the length of a row.
 PARAMETERS = {"layer_norm": 2, "rms_norm": 1, "dropout_add_ln": 2, "dropout_add_layer_norm": 2, "bias_gelu": 1}
@@ -80,16 +74,14 @@ class OpCase(AnyCase):
 
     @property
     def rows(self) -> int:
-        """Rows of the input."""
         return prod(self.shape[:-1])
 
     @property
     def features(self) -> int:
-        """The last axis of the input."""
         return self.shape[-1]
 
     def elements(self, backward: bool = False) -> int:
-        """What is read and written at least, forward or in both directions."""
+        """Return what is read and written at least, forward or in both directions."""
         if self.op in PASSES:
             passes, vectors = PASSES[self.op][backward], PARAMETERS.get(self.op, 0) * self.features
             return passes * prod(self.shape) + vectors * (3 if backward else 1)
@@ -102,11 +94,7 @@ class OpCase(AnyCase):
         return arrays * (3 if backward else 1)
 
     def flops(self, backward: bool = False) -> int:
-        """Floating-point operations of the products of matrices; 0 where there is none.
-
-        >>> FAMILIES["linear"][0].flops() == 2 * 4096 ** 3
-        True
-        """
+        """Return the floating-point operations of the products of matrices; 0 where there is none."""
         if self.op in PASSES:
             return 0
         products = 2 * self.rows * self._weights
@@ -117,7 +105,6 @@ class OpCase(AnyCase):
         return int(3 * products + 3.5 * attention if backward else products + attention)
 
     def passes(self, backward: bool = False) -> tuple[tuple[int, int], ...]:
-        """Elements and FLOPs, of both directions together."""
         return ((self.elements(backward), self.flops(backward)),)
 
     def by_default(self, device: str, dtype: str) -> bool:
@@ -127,7 +114,7 @@ class OpCase(AnyCase):
         return self.elements() <= LARGEST_AHEAD and (way != "compile" or self.compiled)
 
     def scaled(self, device: str, dtype: str) -> OpCase:
-        """As it is measured: curves with the same bytes in every dtype, and all of it small on a CPU."""
+        """Return it as it is measured: curves with the same bytes in every dtype, and all of it small on a CPU."""
         if "@" in self.name:
             rows = BYTES[device] // ITEM_SIZES[dtype] // self.features
             return replace(self, shape=(max(1, rows), self.features))
@@ -135,7 +122,9 @@ class OpCase(AnyCase):
         if device == "cpu" and case.heads:
             heads = max(1, case.heads // 8)
             case = replace(case, heads=heads, shape=(2, 64, 32 * heads), width=4 * 32 * heads if case.width else 0)
-        while device == "cpu" and case._is_large_for_a_cpu:
+        while device == "cpu" and (
+            max(prod(case.shape), case.rows * case.width) > CPU_ELEMENTS or case.flops() > CPU_FLOPS
+        ):
             longest = max(range(len(case.shape)), key=lambda axis: case.shape[axis])
             if case.width > case.shape[longest]:
                 case = replace(case, width=case.width // 2)
@@ -143,10 +132,6 @@ class OpCase(AnyCase):
                 shape = [size // 2 if axis == longest else size for axis, size in enumerate(case.shape)]
                 case = replace(case, shape=tuple(shape))
         return case
-
-    @property
-    def _is_large_for_a_cpu(self) -> bool:
-        return max(prod(self.shape), self.rows * self.width) > CPU_ELEMENTS or self.flops() > CPU_FLOPS
 
     @property
     def _weights(self) -> int:

@@ -27,7 +27,9 @@ Values = Sequence[Any]
 
 
 def errors(case: OpCase, given: Inputs, results: Values, gradients: Values) -> tuple[float, float]:
-    """The largest error of results and gradients of one call, relative to the size of what is expected around it."""
+    """Return the largest error of results and of gradients, relative to the size of what is expected around it."""
+    from torch.autograd import grad
+
     operands = given.operands
     if any(found.shape != each.shape for found, each in zip(gradients, operands, strict=True)):
         return inf, inf
@@ -50,7 +52,7 @@ def errors(case: OpCase, given: Inputs, results: Values, gradients: Values) -> t
         if case.p:
             extras = [_kept(case, pieces, [each[part] for each in found], [each[part] for each in row_gradients])]
         outcome = _expected(case, pieces, extras)
-        expected = _gradients(outcome, pieces, [each[part].double() for each in cotangents])
+        expected = grad(outcome, pieces, [each[part].double() for each in cotangents] or None)
         if given.constants:
             loss = loss + outcome[0].detach()
         else:
@@ -69,7 +71,7 @@ def errors(case: OpCase, given: Inputs, results: Values, gradients: Values) -> t
 def model_errors(
     results: Values, gradients: Values, expected: Values, expected_gradients: Values
 ) -> tuple[float, float]:
-    """The same for a module: of each array as a whole, as errors pass through many layers."""
+    """Return the same for a module: of each array as a whole, as errors pass through many layers."""
     sizes = [float(each.square().mean().sqrt()) for each in expected_gradients]
     # Softmax doesn't change with a bias of the keys: its gradient is a rounding error of 0.
     pairs = zip(gradients, expected_gradients, sizes, strict=True)
@@ -79,7 +81,7 @@ def model_errors(
 
 
 def allowed_error(case: OpCase, dtype: str, native: float | None = None, *, gradient: bool = False) -> float:
-    """The largest error that counts as right: three times that of torch's own functions, or what is plain.
+    """Return the largest error that counts as right: three times that of torch's own functions, or what is plain.
 
     Gradients of parameters are sums over the rows. Where ``native`` isn't known, torch's own functions are judged,
     which may round more often.
@@ -89,7 +91,7 @@ def allowed_error(case: OpCase, dtype: str, native: float | None = None, *, grad
 
 
 def dropped_share(case: OpCase, gradient: Any, other: Any) -> str:
-    """What is wrong with how many elements were dropped, by the gradient of the input; empty if nothing is.
+    """Return what is wrong with how many elements were dropped, by the gradient of the input; empty if nothing is.
 
     Where that of what was added (``other``) is 0, too, it is so by itself, as the sum of two gradients may be.
     """
@@ -103,7 +105,7 @@ def dropped_share(case: OpCase, gradient: Any, other: Any) -> str:
 
 
 def dropout_wrong(first: Any, second: Any, expected: Any, *, linear: bool) -> str:
-    """What is wrong with the results of two calls of a module with dropout, given that without; empty if nothing is.
+    """Return what is wrong with results of two calls of a module with dropout, given that without; empty if nothing is.
 
     What is ``linear`` after the dropout is on average as without.
     """
@@ -124,19 +126,12 @@ def _rows(case: OpCase, array: Any) -> Any:
     return array.reshape(-1, array.shape[-1])
 
 
-def _gradients(results: Values, pieces: Values, cotangents: Values) -> Sequence[Any]:
-    from torch.autograd import grad
-
-    found: Sequence[Any] = grad(results, pieces, cotangents or None)
-    return found
-
-
 def _worse(first: float, second: float) -> float:
     return inf if isnan(second) else max(first, second)
 
 
 def relative_error(found: Any, expected: Any, *, whole_rows: bool = False) -> float:
-    """The largest difference relative to what is expected there and, on average, in its row.
+    """Return the largest difference relative to what is expected there and, on average, in its row.
 
     For attention, whose errors pass through products, ``whole_rows`` are compared instead of elements.
     """
@@ -158,7 +153,7 @@ def _norm_error(found: Any, expected: Any) -> float:
 
 
 def _kept(case: OpCase, pieces: Values, results: Values, gradients: Values) -> Any:
-    """Which elements weren't dropped."""
+    """Return which elements weren't dropped."""
     import torch
 
     kept = gradients[0] != 0

@@ -14,12 +14,13 @@ from typing import Any
 
 from einops_fast.profiles.frameworks import Unavailable
 from einops_fast.profiles.ops.cases import OpCase
-from einops_fast.profiles.ops.libraries import Function
 from einops_fast.profiles.study import Task
 from einops_fast.profiles.timing.measure import reason
 from einops_fast.profiles.ways import Call, Inputs, Way
 
 __all__ = ["ModuleWay", "model_reference", "model_way"]
+
+Function = Callable[..., Any]
 
 # What Hugging Face's ``attn_implementation`` is, by way.
 ATTENTION = {"native": "eager", "compile": "eager", "sdpa": "sdpa", "ours": None}
@@ -35,37 +36,34 @@ MODULES = {
 
 @dataclass(frozen=True)
 class ModuleWay(Way):
-    """A module that the first call makes; its parameters have gradients, too."""
+    """A way whose ``call`` takes the inputs, and makes a function of the hidden states and the module it is of.
 
-    # of the hidden states, the function to call with these and the module.
-    make: Callable[[Inputs], tuple[Function, Any]] = field(kw_only=True)
-    kept: list[tuple[Function, Any]] = field(default_factory=list)  # what that gave
+    The first call makes them; the module's parameters have gradients, too.
+    """
+
+    made: list[tuple[Function, Any]] = field(default_factory=list)
     training: bool = True  # dropout is on
 
     def bind(self, given: Inputs) -> tuple[Call, tuple[Any, ...]]:
-        if not self.kept:
-            self.kept.append(self.make(given))
-        [(function, module)] = self.kept
+        if not self.made:
+            self.made.append(self.call(given))
+        [(function, module)] = self.made
         module.train(self.training)
         leaves = [parameter for _, parameter in sorted(module.named_parameters()) if parameter.requires_grad]
         return partial(function, *given.operands), (*given.operands, *leaves)
 
 
 def model_way(name: str, task: Task) -> Way:
-    """A way with a model of its own; all have the same parameters."""
+    """Return a way with a model of its own; all have the same parameters."""
     if name not in ATTENTION or (name == "compile" and not task.case.compiled):
         raise Unavailable(f"{name} has no modules")
-    return ModuleWay(name, _unmade, task.framework, make=partial(_function_and_module, task, name))
+    return ModuleWay(name, partial(_function_and_module, task, name), task.framework)
 
 
 def model_reference(task: Task) -> Way:
-    """Hugging Face's own code with plain attention in float64, with parameters that were rounded to the dtype."""
+    """Return Hugging Face's own code in float64, with plain attention and parameters that were rounded to the dtype."""
     make = partial(_function_and_module, task, "native", exactly=True)
-    return ModuleWay("reference", _unmade, task.framework, make=make, training=False)
-
-
-def _unmade(*operands: Any) -> Any:
-    raise NotImplementedError("a module is called by way of its inputs")
+    return ModuleWay("reference", make, task.framework, training=False)
 
 
 def _function_and_module(task: Task, name: str, given: Inputs, *, exactly: bool = False) -> tuple[Function, Any]:
@@ -124,17 +122,10 @@ def _model(case: OpCase, torch: Any, attention: str | None, device: Any) -> Any:
     torch.manual_seed(0)
     with torch.device(device):
         if case.op.startswith("bert"):
-            config = bert[0](
-                hidden_size=features,
-                num_attention_heads=case.heads,
-                intermediate_size=case.width or 8,
-                num_hidden_layers=1,
-                max_position_embeddings=positions,
-                hidden_dropout_prob=case.p,
-                attention_probs_dropout_prob=case.p,
-                **common,
-            )
-            return bert[1](config, add_pooling_layer=False)
+            dropped = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), case.p)
+            sizes = {"hidden_size": features, "num_attention_heads": case.heads, "intermediate_size": case.width or 8,
+                     "num_hidden_layers": 1, "max_position_embeddings": positions}  # fmt: skip
+            return bert[1](bert[0](**sizes, **dropped, **common), add_pooling_layer=False)
         dropped = dict.fromkeys(("attn_pdrop", "resid_pdrop", "embd_pdrop"), case.p)
         sizes = {"n_embd": features, "n_head": case.heads, "n_inner": case.width or 8, "n_positions": positions}
         return gpt2[1](gpt2[0](n_layer=1, use_cache=False, **sizes, **dropped, **common))

@@ -18,9 +18,8 @@ from einops_fast.profiles.ops.check import (
     model_errors,
     relative_error,
 )
-from einops_fast.profiles.ops.libraries import LIBRARIES, check_library
 from einops_fast.profiles.ops.models import ModuleWay, model_reference
-from einops_fast.profiles.ops.ways import MAKERS, op_inputs
+from einops_fast.profiles.ops.ways import LIBRARIES, MAKERS, check_library, op_inputs
 from einops_fast.profiles.reporting.cells import gigabytes
 from einops_fast.profiles.reporting.charts import Chart, Spec, case_chart, chart, curves, plane
 from einops_fast.profiles.reporting.records import Ceiling, Row
@@ -32,13 +31,8 @@ __all__ = ["OpsStudy"]
 
 Answer = tuple[tuple[Any, ...], tuple[Any, ...]]  # Results and gradients
 
-
-@dataclass(frozen=True)
-class Verdict:
-    """The errors of results and gradients, and what is wrong forward and in both directions."""
-
-    errors: tuple[float, float]
-    failures: tuple[str, str]
+# The errors of results and gradients, and what is wrong forward and in both directions.
+Verdict = tuple[tuple[float, float], tuple[str, str]]
 
 
 @dataclass
@@ -47,11 +41,7 @@ class Shared:
 
     ways: list[Way]
     expected: Answer | None = None
-    verdicts: dict[str, Verdict | Exception] = field(default_factory=dict)
-
-
-def _needed(library: str, framework: Framework) -> None:
-    check_library(library)
+    verdicts: dict[str, Verdict] = field(default_factory=dict)
 
 
 class OpsStudy(Study):
@@ -60,7 +50,7 @@ class OpsStudy(Study):
     about = "fused layers against torch's own, torch.compile, Liger-Kernel and QuACK"
     families = FAMILIES
     makers: Mapping[str, Callable[[Task], Way]] = MAKERS
-    needs: Mapping[str, Callable[[Framework], object]] = {name: partial(_needed, name) for name in LIBRARIES}
+    needs: Mapping[str, Callable[[Framework], object]] = {name: partial(check_library, name) for name in LIBRARIES}
     peers = tuple(MAKERS)[1:]
     guests = peers
     # Without its activation it isn't the same.
@@ -97,20 +87,15 @@ class OpsStudy(Study):
 
         def judge(way: Way, native: Errors | None) -> tuple[Errors, str]:
             if way.name not in shared.verdicts:
-                try:
-                    with task.framework.torch.enable_grad():
-                        shared.verdicts[way.name] = _verdict(task, way, given)
-                except Exception as error:
-                    shared.verdicts[way.name] = error
-            verdict = shared.verdicts[way.name]
-            if isinstance(verdict, Exception):
-                raise verdict
-            return verdict.errors[: 1 + task.backward], verdict.failures[task.backward]
+                with task.framework.torch.enable_grad():
+                    shared.verdicts[way.name] = _verdict(task, way, given)
+            found, failures = shared.verdicts[way.name]
+            return found[: 1 + task.backward], failures[task.backward]
 
         return check_ways(ways, judge, self.native)
 
     def charts(self, rows: Sequence[Row], ceilings: Sequence[Ceiling]) -> list[Chart]:
-        """Per dtype bandwidth over the length of rows, and ratios of the other cases."""
+        """Return per dtype bandwidth over the length of rows, and ratios of the other cases."""
         measured = [row for row in self.in_order(rows) if row.seconds]
         charts: list[Chart | None] = []
         for dtype in dict.fromkeys(row.dtype for row in measured):
@@ -167,8 +152,8 @@ def _verdict(task: Task, way: Way, given: Inputs) -> Verdict:
         found = errors(case, given, results, gradients)
         # With dropout each call drops others.
         alone_error = 0.0 if case.p else max(map(relative_error, alone, results))
-    native = shared.verdicts.get("native")
-    standard = native.errors if isinstance(native, Verdict) and not native.failures[True] else None
+    standard, wrong = shared.verdicts.get("native", (None, ("", "")))
+    standard = None if wrong[True] else standard
     limits = [allowed_error(case, task.dtype, standard and standard[at], gradient=bool(at)) for at in (False, True)]
     dropped = ""
     if case.p and shared.expected is None:
@@ -180,7 +165,7 @@ def _verdict(task: Task, way: Way, given: Inputs) -> Verdict:
         dropped = dropout_wrong(first, second, shared.expected[0][0], linear=case.op.endswith("attention"))
     worst = max(found[0], alone_error), found[1]
     failure = too_wrong(worst[0], limits[0]) or dropped
-    return Verdict(worst, (failure, failure or too_wrong(worst[1], limits[1])))
+    return worst, (failure, failure or too_wrong(worst[1], limits[1]))
 
 
 def _tuple(results: Any) -> tuple[Any, ...]:

@@ -1,25 +1,35 @@
-"""Ways to compute a case of the study of the operators: ours, torch's own functions, torch.compile, other libraries."""
+"""Ways to compute a case of the study of the operators: ours, torch's own functions, torch.compile, other libraries.
+
+Liger-Kernel (https://github.com/linkedin/Liger-Kernel): its cross entropy writes the gradient over the logits; that its
+RMS norm may overwrite the gradient of the result is switched off, as others read it, too.
+
+QuACK (https://github.com/Dao-AILab/quack): of its layer norm there is no backward to call. Its products are the untuned
+ones: to tune one takes minutes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 from einops_fast import ops
-from einops_fast.profiles.frameworks import Unavailable
+from einops_fast.profiles.frameworks import Framework, Unavailable
 from einops_fast.profiles.ops.cases import EPS, MODELS, OpCase
-from einops_fast.profiles.ops.libraries import LIBRARIES, Function, function_of
 from einops_fast.profiles.ops.models import model_way
 from einops_fast.profiles.study import Task
+from einops_fast.profiles.timing.measure import reason
 from einops_fast.profiles.ways import Call, Inputs, Way
 
-__all__ = ["MAKERS", "NATIVES", "op_inputs"]
+__all__ = ["LIBRARIES", "MAKERS", "NATIVES", "check_library", "op_inputs"]
+
+Function = Callable[..., Any]
 
 
 def op_inputs(task: Task, seed: int) -> Inputs:
-    """Standard normal operands, matrices so that their products are, too; weights of norms are near 1, as they are."""
+    """Return standard normal operands, matrices so that their products are, too, and weights of norms near 1."""
     case, framework = task.case, task.framework
     vector, matrix = (case.features,), (case.width, case.features)
     more: dict[str, list[tuple[int, ...]]] = {
@@ -53,63 +63,21 @@ def op_inputs(task: Task, seed: int) -> Inputs:
     return Inputs(tuple(operands), tuple(cotangents), targets, task.backward)
 
 
-def _way(name: str, task: Task) -> Way:
-    """Return a way of a case.
+# Ours
 
-    ``native`` are torch's functions one after the other, or Hugging Face's module with plain attention; ``sdpa`` the
-    same with torch's fused attention and, in ``qkv_self_attn``, one projection in place of three; ``linear`` is the
-    product of ``linear`` without its activation: what would remain if that were free.
-    """
-    case, framework = task.case, task.framework
-    if case.op in MODELS:
-        return model_way(name, task)
-    functional = framework.torch.nn.functional
-    native = NATIVES[case.op](case, functional)
-    if name == "ours":
-        return Way(name, _ours(case), framework)
-    if name == "native":
-        return Way(name, native, framework)
-    if name == "sdpa" and case.op == "qkv_self_attn":
-        return Way(name, _attend_packed(case, functional), framework)
-    if name == "compile" and case.compiled and task.compiler is not None:
-        return Way(name, native, framework, prepare=task.compiler.preparing())
-    if name == "linear" and case.op == "linear":
-        return Way(name, functional.linear, framework)
-    if name in LIBRARIES:
-        # The gradient of Liger's loss takes the place of the logits.
-        overwrites = (name, case.op) == ("liger", "cross_entropy")
-        return (OverwritingWay if overwrites else Way)(name, function_of(name, case), framework)
-    raise Unavailable(f"{name} has no {case.op}")
-
-
-MAKERS: dict[str, Callable[[Task], Way]] = {
-    name: partial(_way, name) for name in ("ours", "native", "sdpa", "compile", *LIBRARIES, "linear")
+OURS: dict[str, Callable[[OpCase], Function]] = {
+    "softmax": lambda case: ops.softmax,
+    "log_softmax": lambda case: ops.log_softmax,
+    "layer_norm": lambda case: lambda x, w, b: ops.layer_norm(x, weight=w, bias=b, eps=EPS),
+    "rms_norm": lambda case: lambda x, w: ops.rms_norm(x, weight=w, eps=EPS),
+    "dropout_add_ln": lambda case: lambda x, r, w, b: ops.dropout_add_layer_norm(x, r, w, b, case.p, EPS)[0],
+    "dropout_add_layer_norm": lambda case: lambda x, r, w, b: ops.dropout_add_layer_norm(x, r, w, b, case.p, EPS),
+    "bias_gelu": lambda case: ops.bias_gelu,
+    "cross_entropy": lambda case: ops.cross_entropy,
+    "linear_cross_entropy": lambda case: ops.linear_cross_entropy,
+    "linear": lambda case: partial(ops.linear, activation=case.activation),
+    "qkv_self_attn": lambda case: lambda x, w, b: ops.qkv_self_attention(x, case.heads, w, b),
 }
-
-
-class OverwritingWay(Way):
-    """A way that writes over its operands: it gets copies."""
-
-    def bind(self, given: Inputs) -> tuple[Call, tuple[Any, ...]]:
-        copies = tuple(each.detach().clone().requires_grad_() for each in given.operands)
-        return super().bind(replace(given, operands=copies))
-
-
-def _ours(case: OpCase) -> Function:
-    functions: dict[str, Function] = {
-        "softmax": ops.softmax,
-        "log_softmax": ops.log_softmax,
-        "layer_norm": lambda x, w, b: ops.layer_norm(x, weight=w, bias=b, eps=EPS),
-        "rms_norm": lambda x, w: ops.rms_norm(x, weight=w, eps=EPS),
-        "dropout_add_ln": lambda x, r, w, b: ops.dropout_add_layer_norm(x, r, w, b, case.p, EPS)[0],
-        "dropout_add_layer_norm": lambda x, r, w, b: ops.dropout_add_layer_norm(x, r, w, b, case.p, EPS),
-        "bias_gelu": ops.bias_gelu,
-        "cross_entropy": ops.cross_entropy,
-        "linear_cross_entropy": ops.linear_cross_entropy,
-        "linear": lambda x, w, b: ops.linear(x, w, b, activation=case.activation),
-        "qkv_self_attn": lambda x, w, b: ops.qkv_self_attention(x, case.heads, w, b),
-    }
-    return functions[case.op]
 
 
 # torch's own functions, as its users call them
@@ -142,7 +110,7 @@ def _attend(case: OpCase, functional: Any, q: Any, k: Any, v: Any) -> Any:
 
 
 def _attend_apart(case: OpCase, functional: Any) -> Function:
-    """Three projections, as in Hugging Face's BERT."""
+    """Return a function with three projections, as in Hugging Face's BERT."""
 
     def call(x: Any, weight: Any, bias: Any) -> Any:
         parts = zip(weight.chunk(3), bias.chunk(3), strict=True)
@@ -169,4 +137,101 @@ NATIVES: dict[str, Callable[[OpCase, Any], Function]] = {
     ),
     "linear": _activated,
     "qkv_self_attn": _attend_apart,
+}
+
+
+# Other libraries
+
+
+def _same(function: Function, case: OpCase) -> Function:
+    return function
+
+
+def _quack_linear(function: Function, case: OpCase) -> Function:
+    names = {"gelu_tanh": "gelu_tanh_approx", "silu": "silu", "squared_relu": "relu_sq"}
+    if case.activation not in names:
+        raise Unavailable(f"QuACK has no {case.activation}")
+    # The second of its results is the activated one.
+    return lambda x, w, b: function(x, w, names[case.activation], b, tuned=False)[1]
+
+
+LIGER = "liger_kernel.transformers.functional"
+
+# By operator a module, the name of its function, and what makes that the function of a case.
+LIBRARIES: dict[str, dict[str, tuple[str, str, Callable[[Function, OpCase], Function]]]] = {
+    "liger": {
+        "softmax": (LIGER, "liger_softmax", _same),
+        "layer_norm": (LIGER, "liger_layer_norm", lambda f, case: lambda x, w, b: f(x, w, b, EPS)),
+        "rms_norm": (LIGER, "liger_rms_norm", lambda f, case: lambda x, w: f(x, w, EPS, in_place=False)),
+        "cross_entropy": (LIGER, "liger_cross_entropy", _same),
+        "linear_cross_entropy": (LIGER, "liger_fused_linear_cross_entropy", _same),
+    },
+    "quack": {
+        "softmax": ("quack.softmax", "softmax", lambda f, case: lambda x: f(x.flatten(0, -2)).view_as(x)),
+        "rms_norm": ("quack.rmsnorm", "rmsnorm", lambda f, case: lambda x, w: f(x, w, eps=EPS)),
+        "cross_entropy": ("quack.cross_entropy", "cross_entropy", _same),
+        "linear_cross_entropy": (
+            "quack.linear_cross_entropy", "chunked_linear_cross_entropy", lambda f, case: partial(f, tuned=False)
+        ),
+        "linear": ("quack.linear", "linear_act_func", _quack_linear),
+    },
+}  # fmt: skip
+
+
+def check_library(library: str, framework: Framework) -> None:
+    """Raise :class:`Unavailable` where a library can't be used."""
+    _function(library, next(iter(LIBRARIES[library])))
+
+
+def _function(library: str, op: str) -> Function:
+    module, name, _ = LIBRARIES[library][op]
+    try:
+        function: Function = getattr(import_module(module), name)
+    except Exception as error:
+        raise Unavailable(f"{library} can't be used: {reason(error)}") from None
+    return function
+
+
+# Ways
+
+
+class OverwritingWay(Way):
+    """A way that writes over its operands: it gets copies."""
+
+    def bind(self, given: Inputs) -> tuple[Call, tuple[Any, ...]]:
+        copies = tuple(each.detach().clone().requires_grad_() for each in given.operands)
+        return super().bind(replace(given, operands=copies))
+
+
+def _way(name: str, task: Task) -> Way:
+    """Return a way of a case.
+
+    ``native`` are torch's functions one after the other, or Hugging Face's module with plain attention; ``sdpa`` the
+    same with torch's fused attention and, in ``qkv_self_attn``, one projection in place of three; ``linear`` is the
+    product of ``linear`` without its activation: what would remain if that were free.
+    """
+    case, framework = task.case, task.framework
+    if case.op in MODELS:
+        return model_way(name, task)
+    functional = framework.torch.nn.functional
+    if name == "ours":
+        return Way(name, OURS[case.op](case), framework)
+    if name == "native":
+        return Way(name, NATIVES[case.op](case, functional), framework)
+    if name == "compile" and case.compiled and task.compiler is not None:
+        return Way(name, NATIVES[case.op](case, functional), framework, prepare=task.compiler.preparing())
+    if name == "sdpa" and case.op == "qkv_self_attn":
+        return Way(name, _attend_packed(case, functional), framework)
+    if name == "linear" and case.op == "linear":
+        return Way(name, functional.linear, framework)
+    if case.op in LIBRARIES.get(name, ()):
+        adapt = LIBRARIES[name][case.op][-1]
+        # The gradient of Liger's loss takes the place of the logits.
+        kind = OverwritingWay if (name, case.op) == ("liger", "cross_entropy") else Way
+        return kind(name, adapt(_function(name, case.op), case), framework)
+    raise Unavailable(f"{name} has no {case.op}")
+
+
+MAKERS: dict[str, Callable[[Task], Way]] = {
+    name: partial(_way, name) for name in ("ours", "native", "sdpa", "compile", *LIBRARIES, "linear")
 }
