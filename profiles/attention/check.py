@@ -72,8 +72,9 @@ def reference(case: AttentionCase, operands: Sequence[Any], cotangents: Sequence
         places = [(at, heads, queries), (at, group, keys), (at, group, keys), (heads, queries, keys)]
         piece = [each[place].double().requires_grad_(backward) for each, place in zip(arrays, places, strict=False)]
         mask = None if extras.mask is None else extras.mask[picked][at]
-        q, k, v, *bias = piece
-        out = attend(case, q, k, v, *(bias or [None]), (seen(case, q.shape[-2], k.shape[-2], q), mask))
+        q, k, v = piece[:3]
+        bias = piece[3] if case.bias else None
+        out = attend(case, q, k, v, bias, (seen(case, q.shape[-2], k.shape[-2], q), mask))
         found[0][at, heads, queries] = out.detach()
         if backward:
             gradients = grad(out, piece, cotangent[at, heads, queries].double())

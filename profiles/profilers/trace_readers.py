@@ -1,4 +1,8 @@
-"""Kernels, their times and short names, from the files of torch, MXNet, nsys, ncu and nvprof."""
+"""Kernels, their times and short names, from what profilers write.
+
+Known are Chrome traces, also gzipped (``--trace``, torch.profiler, MXNet's profiler, Perfetto's JSON), ``nsys stats
+--format csv``, the SQLite of ``nsys export`` and of ``nvprof -o``, ``ncu --csv`` and ``nvprof --csv``.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,11 @@ import gzip
 import json
 import re
 import sqlite3
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 __all__ = ["UnknownFormat", "read_kernels", "short_name"]
 
@@ -23,7 +28,6 @@ _SECONDS = {
 
 _GPU = ("kernel", "gpu_memcpy", "gpu_memset", "gpu_op")  # Categories of the events that torch.profiler records on a GPU
 TIMES = ("gpu__time_duration.sum", "Total Time", "Duration")  # What columns of times begin with
-
 
 LONGEST_NAME = 48
 
@@ -38,11 +42,11 @@ _DOES = {
 
 
 class UnknownFormat(ValueError):
-    """The file is none of those that are known, or holds no kernels."""
+    """A file that is none of those that are known, or holds no kernels."""
 
 
 def short_name(name: str) -> str:
-    """What a kernel is called, without namespaces, template arguments and parameters."""
+    """Return what a kernel is called, without namespaces, template arguments and parameters."""
     if name.startswith(("Memcpy", "Memset")):
         return name.partition(" (")[0].lower()
     plain = name.removeprefix("void ").replace("(anonymous namespace)::", "")
@@ -54,7 +58,7 @@ def short_name(name: str) -> str:
 
 
 def read_kernels(path: Path) -> dict[str, float]:
-    """Seconds by kernel, over the whole file; of a trace from a CPU, by operator."""
+    """Return seconds by kernel, over the whole file; of a trace from a CPU, by operator."""
     data = path.read_bytes()
     found: Iterable[tuple[str, float]]
     if data.startswith(b"SQLite format 3"):
@@ -64,12 +68,12 @@ def read_kernels(path: Path) -> dict[str, float]:
             data = gzip.decompress(data)
         text = data.decode("utf-8", "replace").lstrip("\ufeff")
         found = _from_trace(text) if text.lstrip()[:1] in ("{", "[") else _from_csv(text)
-    totals: dict[str, float] = {}
+    totals: dict[str, float] = defaultdict(float)
     for name, seconds in found:
-        totals[name] = totals.get(name, 0.0) + seconds
+        totals[name] += seconds
     if not totals:
         raise UnknownFormat("there are no kernels in it")
-    return totals
+    return dict(totals)
 
 
 def _from_trace(text: str) -> Iterator[tuple[str, float]]:
@@ -80,46 +84,52 @@ def _from_trace(text: str) -> Iterator[tuple[str, float]]:
         raise UnknownFormat(f"it begins like JSON, but isn't: {error}") from None
     events = trace.get("traceEvents", []) if isinstance(trace, dict) else trace
     spans = list(_spans([event for event in events if isinstance(event, dict)]))
-    on_gpu = [span for span in spans if span[0] in _GPU]
-    # Without a GPU, operators by themselves: what they call is theirs no more.
-    for _, name, seconds in on_gpu or list(_exclusive(events)) or spans:
-        yield name, seconds
+    on_gpu = [span for span in spans if span.category in _GPU]
+    operators = [span for span in spans if span.category == "cpu_op"]
+    if on_gpu or not operators:
+        yield from ((span.name, span.seconds) for span in on_gpu or spans)
+    else:
+        # Without a GPU, operators by themselves: what they call is theirs no more.
+        yield from _exclusive(operators)
 
 
-def _spans(events: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, float]]:
-    """Category, name and seconds of everything that lasts."""
-    begun: dict[tuple[Any, Any, str], list[float]] = {}
+class Span(NamedTuple):
+    """Something that lasts."""
+
+    thread: tuple[Any, Any]
+    start: float  # seconds
+    seconds: float
+    name: str
+    category: str
+
+
+def _spans(events: Sequence[Mapping[str, Any]]) -> Iterator[Span]:
+    begun: dict[tuple[Any, str], list[float]] = defaultdict(list)
     for event in events:
         kind, name, category = event.get("ph"), str(event.get("name")), str(event.get("cat", ""))
+        thread, time = (event.get("pid"), event.get("tid")), float(event.get("ts", 0.0)) * 1e-6
+        starts = begun[thread, name]
         if kind == "X":
-            yield category, name, float(event.get("dur", 0.0)) * 1e-6
+            yield Span(thread, time, float(event.get("dur", 0.0)) * 1e-6, name, category)
         elif kind == "B":
-            begun.setdefault((event.get("pid"), event.get("tid"), name), []).append(float(event["ts"]))
-        elif kind == "E":
-            starts = begun.get((event.get("pid"), event.get("tid"), name))
-            if starts:
-                yield category, name, (float(event["ts"]) - starts.pop()) * 1e-6
+            starts.append(time)
+        elif kind == "E" and starts:
+            start = starts.pop()
+            yield Span(thread, start, time - start, name, category)
 
 
-def _exclusive(events: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, float]]:
-    """Operators of torch on a CPU, each without those that it calls."""
-    threads: dict[tuple[Any, Any], list[tuple[float, float, str]]] = {}
-    for event in events:
-        if event.get("ph") == "X" and event.get("cat") == "cpu_op":
-            start, lasts = float(event["ts"]), float(event.get("dur", 0.0))
-            threads.setdefault((event.get("pid"), event.get("tid")), []).append((start, lasts, str(event.get("name"))))
-    for ops in threads.values():
-        ops.sort(key=lambda op: (op[0], -op[1]))
-        own = [lasts for _, lasts, _ in ops]
-        stack: list[int] = []
-        for at, (start, lasts, _) in enumerate(ops):
-            while stack and ops[stack[-1]][0] + ops[stack[-1]][1] <= start:
-                stack.pop()
-            if stack:
-                own[stack[-1]] -= lasts
-            stack.append(at)
-        for (_, _, name), lasts in zip(ops, own, strict=True):
-            yield "cpu_op", name, max(lasts, 0.0) * 1e-6
+def _exclusive(operators: Sequence[Span]) -> Iterator[tuple[str, float]]:
+    """Yield the times of operators of torch on a CPU, each without those that it calls."""
+    stacks: dict[Any, list[Span]] = defaultdict(list)
+    # Of those that begin together, the longest calls the others.
+    for span in sorted(operators, key=lambda span: (span.start, -span.seconds)):
+        stack = stacks[span.thread]
+        while stack and stack[-1].start + stack[-1].seconds <= span.start:
+            stack.pop()
+        yield span.name, span.seconds
+        if stack:
+            yield stack[-1].name, -span.seconds
+        stack.append(span)
 
 
 def _from_sqlite(path: Path) -> list[tuple[str, float]]:

@@ -26,10 +26,7 @@ LONGEST_TABLE = 30
 
 
 def watched(row: Row, framework: Framework, call: Call, folder: str = "") -> Iterator[Record]:
-    """The row with the kernels of its call; with a folder a trace is kept there, and torch's table beside it.
-
-    What can't be seen was measured all the same.
-    """
+    """Yield the row with the kernels of its call; with a folder a trace is kept there, and torch's table beside it."""
     path = Path(folder, f"{trace_name(row)}.json") if folder else None
     calls = 1 if (row.seconds or 0.0) > LONG else 3
     try:
@@ -46,7 +43,7 @@ def watched(row: Row, framework: Framework, call: Call, folder: str = "") -> Ite
 
 
 def kernel_times(framework: Framework, call: Call, calls: int = 3, path: Path | None = None) -> dict[str, float]:
-    """Seconds of one call by kernel (on a CPU: by operator), longest first, from a trace that may be kept."""
+    """Return seconds of one call by kernel (on a CPU: by operator), longest first, from a trace that may be kept."""
     if framework.name not in ("torch", "mxnet"):
         raise Unavailable(f"{framework.name} has no profiler of its own")
     with tempfile.TemporaryDirectory() as nowhere:
@@ -58,17 +55,13 @@ def kernel_times(framework: Framework, call: Call, calls: int = 3, path: Path | 
 
 
 def summary(times: dict[str, float]) -> str:
-    """The kernels of a call in a few words, without those that take less than a hundredth."""
+    """Return the kernels of a call in a few words, without those that take less than a hundredth."""
     least = 0.01 * sum(times.values())
     return " + ".join(dict.fromkeys(short_name(name) for name, seconds in times.items() if seconds >= least))
 
 
 def trace_name(row: Row) -> str:
-    """What was traced, as the name of a file.
-
-    >>> trace_name(Row('torch', 'mx1', 'fast_einsum', 'float32', backward=True))
-    'torch-float32-mx1-fast_einsum-backward'
-    """
+    """Return what was traced, as the name of a file."""
     parts = (row.framework, row.dtype, row.case, row.what, phase(row.backward))
     return re.sub(r"[^\w@.-]+", "_", "-".join(parts))
 
@@ -117,7 +110,7 @@ def _nowhere() -> Path:
 
 
 def listed(text: str) -> list[dict[str, Any]]:
-    """The events in a piece of a trace: objects with whatever there is between them.
+    """Return the events in a piece of a trace: objects with whatever there is between them.
 
     >>> listed('{"traceEvents": [ {"name": "a"}\\n,\\n\\n {"name": "b"},')
     [{'name': 'a'}, {'name': 'b'}]

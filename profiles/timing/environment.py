@@ -40,7 +40,7 @@ SETTINGS = ("CUDA_VISIBLE_DEVICES", "NVIDIA_TF32_OVERRIDE", "TRITON_INTERPRET", 
 
 
 def versions(framework: Framework) -> dict[str, str]:
-    """Versions of Python and of every library that has a say in the times."""
+    """Return versions of Python and of every library that has a say in the times."""
     found = {"python": platform.python_version(), "einops_fast": einops_fast.__version__}
     for package in LIBRARIES:
         with suppress(PackageNotFoundError):
@@ -49,7 +49,7 @@ def versions(framework: Framework) -> dict[str, str]:
 
 
 def environment(framework: Framework) -> dict[str, str]:
-    """Everything else, by name; what can't be found out is left out."""
+    """Return everything else, by name; what can't be found out is left out."""
     clocks = [float(value) for value in _values("/proc/cpuinfo", "cpu MHz")]
     folder = Path(einops_fast.__file__).resolve().parent
     commit = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
@@ -64,8 +64,7 @@ def environment(framework: Framework) -> dict[str, str]:
         "memory": f"{int(memory[0].split()[0]) / 2**20:.0f} GiB" if memory else "",
         "einops_fast commit": "" if "site-packages" in folder.parts else _told(commit),
     }
-    if framework.name == "torch":
-        found |= _torch(framework)
+    found |= _torch(framework) if framework.name == "torch" else {}
     if framework.device == "gpu":
         query = f"--query-gpu={','.join(GPU_QUERY.values())}"
         told = _told(["nvidia-smi", "--id=0", query, "--format=csv,noheader"]).partition("\n")[0]
@@ -78,17 +77,13 @@ def environment(framework: Framework) -> dict[str, str]:
 
 def _torch(framework: Any) -> dict[str, str]:
     torch = framework.torch
-    found = {
-        "torch commit": str(torch.version.git_version),
-        "float32 products": str(torch.get_float32_matmul_precision()),
-    }
+    found = {"torch commit": torch.version.git_version, "float32 products": torch.get_float32_matmul_precision()}
     if framework.device == "gpu":
-        found["CUDA"] = str(torch.version.cuda)
+        found["CUDA"] = torch.version.cuda
         found["compute capability"] = ".".join(map(str, torch.cuda.get_device_capability()))
-        found["multiprocessors"] = str(torch.cuda.get_device_properties(0).multi_processor_count)
-        with suppress(Exception):
-            found["cuDNN"] = str(torch.backends.cudnn.version())
-    return found
+        found["multiprocessors"] = torch.cuda.get_device_properties(0).multi_processor_count
+        found["cuDNN"] = torch.backends.cudnn.version()
+    return {name: str(value) for name, value in found.items()}
 
 
 def _told(command: Sequence[str]) -> str:

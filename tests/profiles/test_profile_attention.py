@@ -9,7 +9,7 @@ pytest.importorskip("torch")
 from einops_fast.profiles import study
 from einops_fast.profiles.attention import study as study_attention
 from einops_fast.profiles.attention import ways as attention_ways
-from einops_fast.profiles.attention.cases import CPU_CASES, FAMILIES, visible_pairs
+from einops_fast.profiles.attention.cases import FAMILIES, visible_pairs
 from einops_fast.profiles.attention.check import canonical, largest_error, reference, seen
 from einops_fast.profiles.attention.ways import MAKERS
 from einops_fast.profiles.reporting.records import ALL, Extent, Options
@@ -61,15 +61,6 @@ def test_bytes_are_those_of_all_arrays():
     assert case.elements() == sum(operands) + result
     # Backward reads operands, result and cotangent, and writes the gradients of the operands.
     assert case.elements(True) == case.elements() + sum(operands) + 2 * result + sum(operands)
-
-
-def test_families():
-    assert len(CASES) == len(FAMILIES["public"])
-    assert {case.layout for case in FAMILIES["layouts"]} == {"bhsd", "bshd", "sbhd", "hbsd"}
-    assert {(case.batch, case.kv_len) for case in FAMILIES["decode"]} == {
-        (batch, kv_len) for batch in (1, 8, 128) for kv_len in (1024, 16384, 65536)
-    }
-    assert set(CPU_CASES) <= CASES.keys()
 
 
 # Checks

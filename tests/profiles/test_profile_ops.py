@@ -15,7 +15,7 @@ from einops_fast.profiles.ops import study as study_ops
 from einops_fast.profiles.ops.cases import CPU_NAMES, FAMILIES, MODELS, PASSES
 from einops_fast.profiles.ops.check import allowed_error, dropout_wrong, dropped_share, errors
 from einops_fast.profiles.ops.ways import op_inputs
-from einops_fast.profiles.reporting.records import ALL, Extent, Options, task
+from einops_fast.profiles.reporting.records import ALL
 from einops_fast.profiles.studies import STUDIES
 from einops_fast.profiles.study import Task
 from einops_fast.profiles.timing import measure
@@ -61,10 +61,6 @@ def test_families():
     assert not CASES.keys() & {case.name for case in FAMILIES["models"]}
     swept = [case.features for case in FAMILIES["columns"] if case.op == "rms_norm"]
     assert swept == [256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536]
-    epoi = [case.op for case in FAMILIES["epoi"]]
-    counts = {"bert_attention": 3, "gpt_attention": 3, "qkv_self_attn": 5, "layer_norm": 4, "softmax": 2,
-              "dropout_add_ln": 8, "bias_gelu": 7}  # fmt: skip
-    assert {op: epoi.count(op) for op in counts} == counts
     ops = {case.op for case in CASES.values()}
     assert {CASES[name].op for name in CPU_NAMES} == ops
     assert PASSES.keys() | MODELS | {"linear", "linear_cross_entropy", "qkv_self_attn"} == ops
@@ -159,55 +155,6 @@ def test_wrong_values_and_gradients_fail(torch, measured, monkeypatch, kind):
     assert both.seconds is None
     assert not both.guest
     assert not rows[True, "rms_norm@512", "native"].failure
-
-
-def test_dropout_that_drops_too_little_fails(torch, measured, monkeypatch):
-    from einops_fast import ops
-
-    right = ops.dropout_add_layer_norm
-    monkeypatch.setattr(
-        "einops_fast.ops.dropout_add_layer_norm",
-        lambda x, residual, weight, bias, p, eps: right(x, residual, weight, bias, p / 2, eps),
-    )
-    name = "epoi-dropout_add_ln-32x128x768"
-    assert measured("ops", torch, name, forward_only=True)[False, name, "ours"].failure.startswith("wrong")
-
-
-def test_what_fails_is_a_row_and_not_the_end(torch, measured, monkeypatch):
-    def refused(*given, **options):
-        raise RuntimeError("no room\nfor this")
-
-    monkeypatch.setattr(torch.torch.nn.functional, "dropout", refused)
-    rows = measured("ops", torch, "dropout_add_layer_norm@256,softmax@256", forward_only=True)
-    native = rows[False, "dropout_add_layer_norm@256", "native"]
-    assert (native.failure, native.guest) == ("RuntimeError: no room", True)
-    assert rows[False, "softmax@256", "ours"].seconds > 0
-    monkeypatch.setattr(study_ops, "errors", refused)
-    rows = measured("ops", torch, "softmax@256", forward_only=True)
-    assert {(row.what, row.failure, row.guest) for row in rows.values() if row.case != ALL} == {
-        ("ours", "RuntimeError: no room", False),
-        ("native", "RuntimeError: no room", True),
-    }
-
-
-def test_what_is_done_is_not_compiled_again(torch, monkeypatch):
-    """A GPU in name only."""
-    ahead = []
-    monkeypatch.setattr(torch, "device", "gpu")
-    monkeypatch.setattr(torch, "forget", lambda: None)
-    monkeypatch.setattr(study, "run_ahead", lambda study, jobs, threads, seconds: ahead.append(jobs) or [])
-    monkeypatch.setattr(STUDY, "rows", lambda *arguments: [])
-    monkeypatch.setattr(STUDY, "shared", lambda *arguments: None)
-    done = [
-        task("torch", dtype, f"linear_cross_entropy-{sizes}", backward)
-        for dtype in ("bfloat16", "float32")
-        for sizes in ("8192x2048x50257", "8192x4096x32000", "4096x1024x50257")
-        for backward in (False, True)
-    ]
-    for count in (0, 3, 12):
-        options = Options(cases="losses", only="linear_cross_entropy", peers=("native",), done=done[:count])
-        assert Extent(12 - count) in list(STUDY.measure(torch, options))
-        assert [task("torch", dtype, name, backward) for _, name, dtype, backward, _ in ahead.pop()] == done[count:]
 
 
 class Compiler:
