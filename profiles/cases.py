@@ -101,7 +101,6 @@ class Case(AnyCase):
 
     @property
     def orders(self) -> tuple[str, ...]:
-        """The order in memory of each operand's axes."""
         return self.memory or self.inputs
 
     @property
@@ -182,7 +181,6 @@ class Case(AnyCase):
         return forward, (forward[0] + sum(map(prod, self.shapes)), flops)
 
     def with_extents(self, extents: dict[str, int]) -> Case:
-        """The same equation at other extents."""
         return replace(self, shapes=tuple(tuple(extents[letter] for letter in term) for term in self.inputs))
 
     def directions(self) -> tuple[bool, ...]:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import signal
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from types import FrameType
 
 from einops_fast.observing.progress import progress
 from einops_fast.observing.tables import lasting
@@ -70,7 +66,6 @@ class _Found:
 
     @property
     def measured(self) -> list[Row]:
-        """The rows of cases."""
         return [row for row in self.rows.values() if row.case != ALL]
 
     @property
@@ -109,7 +104,7 @@ def run_study(name: str, run: Run) -> tuple[int, Result | None]:
     found = _Found(before) if before is None else _resumed(before, options.done)
     interrupted = False
     try:
-        with _interrupts(), progress() as told:
+        with progress() as told:
             for framework in run.frameworks or filter(installed, study.frameworks):
                 for record in run_worker(name, framework, options):
                     found.add(record)
@@ -138,25 +133,6 @@ def run_study(name: str, run: Run) -> tuple[int, Result | None]:
             print(f"wrote {path}")
     failed = result is None or any(row.failure and not row.guest for row in rows)
     return INTERRUPTED if interrupted else int(failed), result
-
-
-@contextmanager
-def _interrupts() -> Iterator[None]:
-    """Make a request to terminate, as ``timeout`` makes it, a KeyboardInterrupt within the block."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        # ``timeout`` asks twice; the second time would interrupt what is done about the first.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _resumed(before: Result, done: Sequence[str]) -> _Found:

@@ -87,7 +87,6 @@ class Framework:
         return self.np.broadcast_to(array.transpose(axes), shape)
 
     def to_float64(self, array: Any) -> Values:
-        """The values of an array, exactly."""
         result: Values = self.np.asarray(array, "float64")
         return result
 
@@ -96,11 +95,9 @@ class Framework:
         return self.np.einsum(equation, *operands, **options)
 
     def matmul(self, left: Any, right: Any) -> Any:
-        """The product of two batches of matrices, by the shortest way."""
         return self.np.matmul(left, right)
 
     def copy(self, target: Any, source: Any) -> None:
-        """Overwrite ``target`` with ``source``."""
         self.np.copyto(target, source)
 
     def synchronize(self) -> None:
@@ -127,11 +124,9 @@ class Framework:
         return HostClock(self.synchronize)
 
     def versions(self) -> dict[str, str]:
-        """Versions of what was measured."""
         return {self.name: str(import_module(self.name).__version__)}
 
     def device_name(self) -> str:
-        """The device, as its maker calls it."""
         return cpu_name()
 
     def spoil(self, shapes: Sequence[Shape], dtype: str) -> None:

@@ -81,7 +81,6 @@ class Child:
         self._complaints.close()
 
     def lines(self) -> Iterator[str]:
-        """Yield what it prints, line by line."""
         assert self.process.stdout is not None
         return iter(self.process.stdout)
 

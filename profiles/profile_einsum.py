@@ -49,8 +49,6 @@ def main(arguments: list[str] | None = None) -> int:
     case = PROBLEMS[options.problem]
 
     from einops_fast.profiles.einsum.study import EinsumStudy
-    from einops_fast.profiles.profilers.kernel_table import listing
-    from einops_fast.profiles.profilers.traces import kernel_times
     from einops_fast.profiles.reporting.records import phase
     from einops_fast.profiles.study import Task
     from einops_fast.profiles.timing.measure import check
@@ -81,11 +79,6 @@ def main(arguments: list[str] | None = None) -> int:
         middle, best = (f"{pick(times) * 1e3:.3f} ms" for pick in (median, min))
         print(f"{direction}: {middle} (median of {len(times)} calls, best {best})")
         print(f"result: {checked.failure or f'right (error {checked.error:.1e})'}")
-        if options.kernels:
-            try:
-                print(f"\n{listing(kernel_times(way.framework, call), 12)}")
-            except frameworks.Unavailable as reason:
-                print(f"kernels: {reason}")
     return 1 if checked.failure else 0
 
 
@@ -99,12 +92,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--backward", action="store_true", help="forward and backward; check the gradients")
     parser.add_argument("--repeat", type=int, help="measured calls; default: about two seconds of them")
     parser.add_argument("--threads", type=int, help="CPU threads of every framework; default: all")
-    parser.add_argument(
-        "--kernels",
-        action=argparse.BooleanOptionalAction,
-        default=not _is_watched(),
-        help="print where the framework's profiler sees the time go (off under nvprof, nsys and ncu)",
-    )
     return parser
 
 

@@ -153,12 +153,10 @@ class Study(ABC):
         return sorted(rows, key=lambda row: order.get(row.case, len(order)))
 
     def family(self, cases: str) -> Sequence[AnyCase]:
-        """Return the cases of a family, or of a file."""
         known = self.families.get(cases)
         return read_cases(Path(cases)) if known is None else known
 
     def _known(self) -> dict[str, AnyCase]:
-        """Return the cases of all families by name."""
         return {case.name: case for family in self.families.values() for case in family}
 
     def plan(self, framework: Framework, options: Options) -> Plan:
@@ -310,7 +308,6 @@ class Study(ABC):
 
 
 def _groups(rows: Iterable[Row]) -> dict[tuple[str, str], list[Row]]:
-    """Return the rows by framework and dtype."""
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         groups.setdefault((row.framework, row.dtype), []).append(row)

@@ -45,7 +45,6 @@ class AttentionCase(AnyCase):
 
     @property
     def called(self) -> str:
-        """The pattern and the options, for tables."""
         options = {
             "causal": self.causal,
             f"window {self.window}": self.window,
@@ -58,7 +57,6 @@ class AttentionCase(AnyCase):
 
     @property
     def sizes(self) -> str:
-        """Batch, heads (of q / of k and v), positions and features."""
 
         def both(first: int, second: int) -> str:
             return str(first) if first == second else f"{first}/{second}"
@@ -69,7 +67,6 @@ class AttentionCase(AnyCase):
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Those of q, k, v and the bias, if there is one."""
         q = self._shape(self.heads, self.q_len, self.head_dim)
         k, v = (self._shape(self.kv_heads, self.kv_len, features) for features in (self.head_dim, self.v_head_dim))
         return (q, k, v, *([(self.heads, self.q_len, self.kv_len)] if self.bias else []))

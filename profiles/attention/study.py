@@ -61,7 +61,6 @@ class AttentionStudy(Study):
         return replace(row, chosen=chosen_by_ours(task, timing.operands)) if row.what == self.ours else row
 
     def charts(self, rows: Sequence[Row], ceilings: Sequence[Ceiling]) -> list[Chart]:
-        """A chart of rates per dtype and family, forward beside both directions."""
         groups: dict[tuple[str, str], list[Row]] = {}
         for row in rows:
             groups.setdefault((row.dtype, row.case.partition("-")[0]), []).append(row)

@@ -120,7 +120,6 @@ MODELS: tuple[Case, ...] = (
 
 
 def _sizes(first: int, last: int) -> list[int]:
-    """Powers of two."""
     return [1 << power for power in range(first.bit_length() - 1, last.bit_length())]
 
 

@@ -33,7 +33,6 @@ class LengthsCase(AnyCase):
 
     @property
     def sizes(self) -> str:
-        """The shapes in words."""
         shapes = ", ".join("×".join("L" if size == LENGTH else str(size) for size in shape) for shape in self.shapes)
         least, most, count = min(self.lengths), max(self.lengths), len(self.lengths)
         return f"{shapes}; {count} batches, L from {least} to {most}"

@@ -42,7 +42,6 @@ class FirstCallsStudy(JobStudy):
         return measured(job, case, framework)
 
     def tables(self, rows: Sequence[Row]) -> list[Table]:
-        """Return one table of all cases."""
         lines = lines_of(rows, self.native)
         columns, summary = dict(BEFORE), []
         for phase, shown in SHOWN.items():

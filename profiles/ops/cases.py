@@ -62,13 +62,11 @@ class OpCase(AnyCase):
 
     @property
     def called(self) -> str:
-        """The operator and its options, for tables."""
         options = [f"{word} {value}" for word, value in (("p", self.p), ("heads", self.heads)) if value]
         return ", ".join(filter(None, (self.op, self.activation, *options)))
 
     @property
     def sizes(self) -> str:
-        """Of the input and, where it has others, of the result."""
         text = "×".join(map(str, self.shape))
         return f"{text}→{self.width}" if self.width else text
 

@@ -98,7 +98,6 @@ class OverheadStudy(Study):
             yield Row("numpy", "import after NumPy", "import einops_fast", seconds=seconds)
 
     def tables(self, rows: Sequence[Row]) -> list[Table]:
-        """One table of everything."""
         return [table("Host time of a call", rows, COLUMNS)]
 
 

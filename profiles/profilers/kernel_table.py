@@ -1,22 +1,193 @@
-"""The "Time | Kernel" listing of apache/mxnet#18043: ``python -m einops_fast.profiles.profilers.kernel_table FILE``.
+"""The "Time | Kernel" listing of apache/mxnet#18043, from what any profiler has written.
 
-The file is one that :mod:`.trace_readers` knows. Times are sums over all calls in it.
+``python -m einops_fast.profiles.profilers.kernel_table FILE`` sums up the times of all calls in a file. It reads Chrome
+traces, also gzipped (``--trace``, torch.profiler, MXNet's profiler, Perfetto's JSON), ``nsys stats --format csv``, the
+SQLite of ``nsys export`` and of ``nvprof -o``, ``ncu --csv`` and ``nvprof --csv``.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
+import gzip
+import json
+import re
+import sqlite3
 import sys
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from einops_fast.profiles.profilers.trace_readers import UnknownFormat, read_kernels, short_name
+__all__ = ["UnknownFormat", "listing", "main", "read_kernels", "short_name"]
 
-__all__ = ["listing", "main"]
+_SECONDS = {
+    **dict.fromkeys(("s", "sec", "second", "seconds"), 1.0),
+    **dict.fromkeys(("ms", "msecond", "millisecond"), 1e-3),
+    **dict.fromkeys(("us", "µs", "usecond", "microsecond"), 1e-6),
+    **dict.fromkeys(("ns", "nsecond", "nanosecond"), 1e-9),
+}
+
+_GPU = ("kernel", "gpu_memcpy", "gpu_memset", "gpu_op")  # Categories of the events that torch.profiler records on a GPU
+TIMES = ("gpu__time_duration.sum", "Total Time", "Duration")  # What columns of times begin with
+
+LONGEST_NAME = 48
+
+# What torch's elementwise and reducing kernels do stands among their template arguments.
+_DOES = {
+    "direct_copy_kernel": "copy",
+    "sum_functor": "sum",
+    "MulFunctor": "mul",
+    "CUDAFunctor_add": "add",
+    "FillFunctor": "fill",
+}
 
 
-def listing(times: Mapping[str, float], top: int | None = None) -> str:
+class UnknownFormat(ValueError):
+    """A file that is none of those that are known, or holds no kernels."""
+
+
+def short_name(name: str) -> str:
+    """Return what a kernel is called, without namespaces, template arguments and parameters."""
+    if name.startswith(("Memcpy", "Memset")):
+        return name.partition(" (")[0].lower()
+    plain = name.removeprefix("void ").replace("(anonymous namespace)::", "")
+    inner = re.search(r"\bcutlass\w*_\w*gemm\w*", plain)
+    short = inner.group() if inner else re.split("[<(]", plain, maxsplit=1)[0].rsplit("::", 1)[-1]
+    if short.endswith(("elementwise_kernel", "reduce_kernel")):
+        short = next((does for part, does in _DOES.items() if part in plain), short)
+    return short if len(short) <= LONGEST_NAME else f"{short[: LONGEST_NAME - 1]}…"
+
+
+def read_kernels(path: Path) -> dict[str, float]:
+    """Return seconds by kernel, over the whole file; of a trace from a CPU, by operator."""
+    data = path.read_bytes()
+    found: Iterable[tuple[str, float]]
+    if data.startswith(b"SQLite format 3"):
+        found = _from_sqlite(path)
+    else:
+        if data.startswith(b"\x1f\x8b"):
+            data = gzip.decompress(data)
+        text = data.decode("utf-8", "replace").lstrip("\ufeff")
+        found = _from_trace(text) if text.lstrip()[:1] in ("{", "[") else _from_csv(text)
+    totals: dict[str, float] = defaultdict(float)
+    for name, seconds in found:
+        totals[name] += seconds
+    if not totals:
+        raise UnknownFormat("there are no kernels in it")
+    return dict(totals)
+
+
+def _from_trace(text: str) -> Iterator[tuple[str, float]]:
+    """Chrome's format: complete events (``X``), or pairs of beginnings and ends (``B``, ``E``)."""
+    try:
+        trace = json.loads(text)
+    except ValueError as error:
+        raise UnknownFormat(f"it begins like JSON, but isn't: {error}") from None
+    events = trace.get("traceEvents", []) if isinstance(trace, dict) else trace
+    spans = list(_spans([event for event in events if isinstance(event, dict)]))
+    on_gpu = [span for span in spans if span.category in _GPU]
+    operators = [span for span in spans if span.category == "cpu_op"]
+    if on_gpu or not operators:
+        yield from ((span.name, span.seconds) for span in on_gpu or spans)
+    else:
+        # Without a GPU, operators by themselves: what they call is theirs no more.
+        yield from _exclusive(operators)
+
+
+class Span(NamedTuple):
+    """Something that lasts."""
+
+    thread: tuple[Any, Any]
+    start: float  # seconds
+    seconds: float
+    name: str
+    category: str
+
+
+def _spans(events: Sequence[Mapping[str, Any]]) -> Iterator[Span]:
+    begun: dict[tuple[Any, str], list[float]] = defaultdict(list)
+    for event in events:
+        kind, name, category = event.get("ph"), str(event.get("name")), str(event.get("cat", ""))
+        thread, time = (event.get("pid"), event.get("tid")), float(event.get("ts", 0.0)) * 1e-6
+        starts = begun[thread, name]
+        if kind == "X":
+            yield Span(thread, time, float(event.get("dur", 0.0)) * 1e-6, name, category)
+        elif kind == "B":
+            starts.append(time)
+        elif kind == "E" and starts:
+            start = starts.pop()
+            yield Span(thread, start, time - start, name, category)
+
+
+def _exclusive(operators: Sequence[Span]) -> Iterator[tuple[str, float]]:
+    """Yield the times of operators of torch on a CPU, each without those that it calls."""
+    stacks: dict[Any, list[Span]] = defaultdict(list)
+    # Of those that begin together, the longest calls the others.
+    for span in sorted(operators, key=lambda span: (span.start, -span.seconds)):
+        stack = stacks[span.thread]
+        while stack and stack[-1].start + stack[-1].seconds <= span.start:
+            stack.pop()
+        yield span.name, span.seconds
+        if stack:
+            yield stack[-1].name, -span.seconds
+        stack.append(span)
+
+
+def _from_sqlite(path: Path) -> list[tuple[str, float]]:
+    """nsys and nvprof alike keep CUPTI's activities; names stand in a table of strings."""
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
+        tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        for kernels, strings, on in (
+            ("CUPTI_ACTIVITY_KIND_KERNEL", "StringIds", "s.id = k.demangledName"),
+            ("CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL", "StringTable", "s._id_ = k.name"),
+        ):
+            if {kernels, strings} <= tables:
+                query = f"SELECT s.value, k.end - k.start FROM {kernels} k JOIN {strings} s ON {on}"
+                return [(str(name), nanoseconds * 1e-9) for name, nanoseconds in database.execute(query)]
+    raise UnknownFormat("this database has no kernels of CUDA")
+
+
+def _from_csv(text: str) -> Iterator[tuple[str, float]]:
+    """The first line with a column of names is the head; what stands above it is the profiler's talk."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    for at, head in enumerate(csv.reader(lines)):
+        if "Kernel Name" in head or ("Name" in head and len(head) > 2):
+            rows = csv.reader(lines[at + 1 :])
+            return _from_table(head, [dict(zip(head, cells, strict=True)) for cells in rows if len(cells) == len(head)])
+    raise UnknownFormat("no line of it names the columns of a table that is known")
+
+
+def _from_table(head: Sequence[str], rows: Sequence[Mapping[str, str]]) -> Iterator[tuple[str, float]]:
+    """Of nsys, whose head has the unit, of nvprof and ncu's raw page, whose first line has it, or of ncu's details."""
+    named = "Kernel Name" if "Kernel Name" in head else "Name"
+    if "Metric Name" in head:
+        for row in rows:
+            if row["Metric Name"] in TIMES:
+                yield row[named], float(row["Metric Value"].replace(",", "")) * _unit(row["Metric Unit"])
+        return
+    timed = next((column for column in head if column.startswith(TIMES)), "Time" if "Time" in head else "")
+    if not timed or not rows:
+        raise UnknownFormat(f"none of its columns is a time (ncu has to collect {TIMES[0]}): {', '.join(head)}")
+    told = timed.partition("(")[2].rstrip(")")
+    unit = _unit(told or rows[0][timed])
+    for row in rows[0 if told else 1 :]:
+        # Calls on the host aren't kernels, nor do their times belong to them.
+        if row[named] and row[timed] and row.get("Type") != "API calls":
+            yield row[named], float(row[timed].replace(",", "")) * unit
+
+
+def _unit(name: str) -> float:
+    if name not in _SECONDS:
+        raise UnknownFormat(f"{name!r} is no unit of time")
+    return _SECONDS[name]
+
+
+# The command
+
+
+def listing(times: Mapping[str, float]) -> str:
     """Return a line per kernel with its seconds, the longest first.
 
     >>> print(listing({'copy': 2e-5, 'gemm': 1.5e-3}))
@@ -25,7 +196,7 @@ def listing(times: Mapping[str, float], top: int | None = None) -> str:
      1.500 ms | gemm
      0.020 ms | copy
     """
-    lines = [f"{seconds * 1e3:6.3f} ms | {name}" for name, seconds in Counter(times).most_common(top)]
+    lines = [f"{seconds * 1e3:6.3f} ms | {name}" for name, seconds in Counter(times).most_common()]
     return "\n".join(["     Time | Kernel", "--------- | ------", *lines])
 
 

@@ -14,7 +14,7 @@ from shutil import rmtree
 from typing import Any
 
 from einops_fast.profiles.frameworks import Framework, Unavailable
-from einops_fast.profiles.profilers.trace_readers import read_kernels, short_name
+from einops_fast.profiles.profilers.kernel_table import read_kernels, short_name
 from einops_fast.profiles.reporting.records import Note, Record, Row, phase
 from einops_fast.profiles.timing.measure import reason
 from einops_fast.profiles.ways import Call

@@ -114,5 +114,4 @@ def _round(step: Step, times: int, framework: Framework) -> tuple[float, float]:
 
 
 def _told(made: Any) -> float:
-    """Return the loss, or how large a result is."""
     return float(made.detach().float().square().mean().sqrt())

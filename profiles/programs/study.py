@@ -60,7 +60,6 @@ class ProgramsStudy(JobStudy):
         return error, "" if error <= ALLOWED[task.dtype] else f"wrong: losses differ by {error:.1%}"
 
     def tables(self, rows: Sequence[Row]) -> list[Table]:
-        """Return one table of all cases."""
         lines = lines_of(rows, self.native)
         ways = [name for name in self.makers if any(name in line.ways for line in lines)]
         columns = dict(BEFORE)

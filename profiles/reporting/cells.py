@@ -125,7 +125,6 @@ class Line:
 
     @property
     def best(self) -> Row | None:
-        """The row of the best peer."""
         return self.ways.get(self.ours.best)
 
 

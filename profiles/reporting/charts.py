@@ -57,7 +57,6 @@ def _label(way: str) -> str:
 
 
 def _style(way: str) -> tuple[str, str]:
-    """Return the colour and the shape of a way."""
     if is_ours(way):
         return OURS, "circle"
     place = next((at for at, names in enumerate(PLACES) if way in names), crc32(way.encode()) % len(STYLES))

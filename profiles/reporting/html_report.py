@@ -59,7 +59,6 @@ def _section(result: Result) -> Iterator[str]:
 
 
 def _table(table: Table) -> str:
-    """Return a table with numbers to the right, and lines of failures in red."""
     head = "".join(f"<th>{escape(text)}</th>" for text in table.columns)
     lines = (
         f"<tr{' class=failed' if 'failed' in cells[-1] else ''}>{''.join(map(_cell, cells))}</tr>"

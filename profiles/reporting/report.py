@@ -32,7 +32,6 @@ class Table:
     figures: Mapping[str, Any] = field(default_factory=dict)
 
     def markdown(self) -> str:
-        """The table for a Markdown file."""
         return "\n\n".join((f"## {self.title}", markdown_table(self.columns, self.cells), *self.summary))
 
 

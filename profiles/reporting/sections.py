@@ -56,7 +56,6 @@ def _kept(name: str) -> Result:
 
 
 def _right(rows: Iterable[Row], **wanted: object) -> dict[str, Row]:
-    """Return the rows with these values by case, without those that failed."""
     return {
         row.case: row
         for row in rows

@@ -27,7 +27,6 @@ class HostClock:
     synchronize: Call
 
     def sample(self, call: Call, calls: int) -> float:
-        """Seconds of one call, from ``calls`` of them."""
         self.synchronize()
         start = perf_counter()
         for _ in range(calls):

@@ -1,13 +1,11 @@
 """The cases are what they say they are, cost what they say, and their operands lie in memory as told."""
 
-from math import prod
-
 import numpy as np
 import pytest
 
 from einops_fast import fast_einsum
 from einops_fast.profiles import frameworks, ways
-from einops_fast.profiles.cases import BACKWARD, CONTRACTIONS, ITEM_SIZES, PROBLEMS, Case, select
+from einops_fast.profiles.cases import BACKWARD, CONTRACTIONS, PROBLEMS, Case, select
 from einops_fast.profiles.contraction.cases import EXTRA, FAMILIES, MODELS
 from einops_fast.profiles.reporting.records import Ceiling
 from einops_fast.profiles.timing import accuracy
@@ -45,33 +43,14 @@ def test_case_is_right_and_fits_a_cpu_when_scaled(numpy, case):
     assert case.uniform or all(scaled.extents[letter] % 2 for letter in odd)
 
 
-def test_families_are_apart_and_have_what_they_are_for():
+def test_families_are_apart_and_have_every_kind_of_layout():
     cases = [*FAMILIES["all"], *MODELS]
-    assert len({case.name for case in cases}) == len(cases)
-    assert {case.name[:2] for case in EXTRA} == {"x-"}
-    assert {case.name[:2] for case in MODELS} == {"m-"}
+    assert len({case.name for case in cases}) == len({(case.equation, case.shapes) for case in cases}) == len(cases)
     assert set(BACKWARD) <= {case.name for case in CONTRACTIONS}
-    sized = [{(case.equation, case.shapes) for case in family} for family in (CONTRACTIONS, EXTRA, MODELS)]
-    assert sum(map(len, sized)) == len(set.union(*sized))
-    extents = {extent for case in EXTRA for extent in case.extents.values()}
-    assert any(extent % 2 for extent in extents if extent > 100)
-    assert any(extent % 8 == 4 for extent in extents)
-    assert {1, 4, 8, 16} <= extents
-    assert any("..." in case.called for case in EXTRA)
     orders = [(term, order) for case in EXTRA for term, order in zip(case.inputs, case.orders, strict=True)]
     assert any("_" in order for _, order in orders)
     assert any(set(term) > set(order) for term, order in orders)
     assert any(term != order and sorted(term) == sorted(order) for term, order in orders)
-
-
-def test_further_cases_fill_a_gpu_but_not_its_memory():
-    for case in EXTRA:
-        stored = sum(map(prod, stored_shapes(case))) + prod(case.result_shape)
-        assert sum(case.elements) * ITEM_SIZES["float16"] >= 10e6
-        assert stored * ITEM_SIZES["float32"] <= 200e6
-    held = [2 * sum(case.elements) for case in MODELS]
-    assert min(held) > 8e6
-    assert max(held) < 4e8
 
 
 def test_select_by_parts_of_names():

@@ -4,7 +4,6 @@ import csv
 import json
 import os
 import re
-import signal
 import sys
 from dataclasses import replace
 from importlib.util import find_spec
@@ -153,15 +152,6 @@ def test_tables_without_rich(run, mine, monkeypatch):
     assert re.search(r"^contraction: numpy, float32, forward\ncase +called +sizes", printed, re.MULTILINE)
 
 
-def test_verbose_shows_tracebacks(run, mine):
-    arguments = ("contraction", "--framework", "numpy", "--cases", str(mine), "--peers", "compile")
-    _, _, printed = run(*arguments)
-    assert "this is measured on torch tensors" in printed
-    assert "Traceback" not in printed
-    _, _, printed = run(*arguments, "--verbose")
-    assert "Traceback" in printed
-
-
 def test_traces_are_written(run, torch, mine, tmp_path):
     run("contraction", "--framework", "torch", "--dtype", "float32", "--cases", str(mine), "--only-run", "words",
         "--forward-only", "--trace")  # fmt: skip
@@ -193,7 +183,7 @@ def test_a_wrong_implementation_is_caught_and_excluded(run, torch, mine, monkeyp
         return torch.einsum(equation, left, right.detach() + 0 * right)
 
     monkeypatch.setattr(einops_fast, "fast_einsum", wrong)
-    arguments = ("--framework", "torch", "--dtype", "float32", "--cases", str(mine), "--only-run", "words")
+    arguments = ("--framework", "torch", "--dtype", "float32", "--cases", str(mine), "--only-run", "words", "--verbose")
     status, found, printed = run("contraction", *arguments)
     assert status == 1
     result = found["contraction"]
@@ -211,6 +201,7 @@ def test_a_wrong_implementation_is_caught_and_excluded(run, torch, mine, monkeyp
     if False in failing:
         assert ours[False].failure == "MemoryError: no room"
         assert "for more" in ours[False].details
+        assert "Traceback" in printed
 
 
 def test_only_what_is_ours_or_native_fails_the_run(told):
@@ -252,26 +243,6 @@ def test_a_process_that_was_ended_makes_no_whole_run(tmp_path, capsys, monkeypat
     assert ("the process ended with status -9" in printed) is (name == "KILL")
     files = sorted(path.stem for path in (tmp_path / "out").glob("*.json"))
     assert files == ["contraction-nvidia-h200-partial", "einsum-nvidia-h200-partial"][:studies]
-
-
-def test_a_request_to_terminate_interrupts_once():
-    handler = signal.getsignal(signal.SIGTERM)
-    with compare._interrupts():
-        with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGTERM)
-        # What is done about it isn't interrupted again.
-        os.kill(os.getpid(), signal.SIGTERM)
-    assert signal.getsignal(signal.SIGTERM) == handler
-
-
-def test_what_cannot_be_shown_is_kept(told, tmp_path, monkeypatch):
-    def show(*given):
-        raise OSError("no space left")
-
-    monkeypatch.setattr(compare, "_show", show)
-    with pytest.raises(OSError, match="no space"):
-        told(RIGHT)
-    assert list(tmp_path.glob("contraction-*.json"))
 
 
 # Files

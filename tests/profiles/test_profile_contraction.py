@@ -82,14 +82,6 @@ def test_absent_peers_are_told(numpy, torch):
     assert "Traceback" in row.details
 
 
-def test_native_numpy_is_the_one_that_calls_blas(numpy, monkeypatch):
-    given = []
-    monkeypatch.setattr(numpy, "einsum", lambda equation, *operands, **options: given.append(options) or operands[0])
-    [native] = ways_of(numpy, ["native"])
-    native.call(1.0)
-    assert given == [{"optimize": True}]
-
-
 class FakeCuPy(SimpleNamespace):
     """Computes with NumPy in the memory of torch."""
 

@@ -73,16 +73,6 @@ def test_design_names_files_that_are_there(path):
     assert [name for name in named if not (ROOT / name).exists() and not (ROOT / "einops_fast" / name).exists()] == []
 
 
-def test_what_is_around_a_section_stays():
-    text = "before\n<!-- results:floors -->\nold\n<!-- /results:floors -->\nafter\n"
-    made = documents.updated(text)
-    assert made.startswith("before\n<!-- results:floors -->\n\n|  | `fast_einsum`")
-    assert made.endswith("\n\n<!-- /results:floors -->\nafter\n")
-    assert documents.updated(made) == made
-    with pytest.raises(KeyError):
-        documents.updated(text.replace("floors", "nothing"))
-
-
 # Kept results
 
 

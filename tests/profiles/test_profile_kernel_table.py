@@ -10,7 +10,7 @@ import pytest
 
 from einops_fast.profiles import frameworks
 from einops_fast.profiles.profilers import kernel_table, traces
-from einops_fast.profiles.profilers.trace_readers import read_kernels, short_name
+from einops_fast.profiles.profilers.kernel_table import read_kernels, short_name
 from einops_fast.profiles.reporting.records import Note, Row
 
 GEMM, COPY = "void gemm<float, 4>(float*)", "copy_kernel(int, int)"
