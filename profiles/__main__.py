@@ -67,9 +67,7 @@ def _parser(command: str) -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     about = "; ".join(f"{name}: {study.about}" for name, study in STUDIES.items())
-    parser.add_argument(
-        "study", nargs="?", choices=(*STUDIES, EVERY_STUDY), default="einsum", help=f"{about}; all; default: einsum"
-    )
+    parser.add_argument("study", nargs="*", metavar="STUDY", help=f"{about}; all; default: einsum")
     parser.add_argument("--framework", default="", help=f"of {', '.join(FRAMEWORKS)}, separated by commas")
     parser.add_argument("--device", choices=("cpu", "gpu"), default="", help="default: gpu, if any")
     parser.add_argument("--dtype", default="", help=f"of {', '.join(ITEM_SIZES)}, separated by commas")
@@ -108,8 +106,10 @@ def _parser(command: str) -> argparse.ArgumentParser:
 
 
 def _studies(given: argparse.Namespace) -> list[str]:
-    """Return the studies to run: of all, those that have such cases."""
-    asked = list(STUDIES) if given.study == EVERY_STUDY else [given.study]
+    """Return the studies to run: of those that are asked for, the ones that have such cases."""
+    asked = _names(",".join(given.study), (*STUDIES, EVERY_STUDY)) or ("einsum",)
+    if EVERY_STUDY in asked:
+        asked = tuple(STUDIES)
     # A name without a suffix was meant for a family.
     is_file = bool(Path(given.cases).suffix) or Path(given.cases).exists()
     families: dict[str, Sequence[AnyCase]] = {}
@@ -118,17 +118,21 @@ def _studies(given: argparse.Namespace) -> list[str]:
             families[name] = STUDIES[name].family(given.cases)
     if not families:
         known = ", ".join(dict.fromkeys(family for name in asked for family in STUDIES[name].families))
-        raise ValueError(f"--cases {given.cases} is not for the study of {given.study} (there are {known})")
+        raise ValueError(f"--cases {given.cases} is not for the study of {' or '.join(asked)} (there are {known})")
     names = [case.name for family in families.values() for case in family]
-    unknown = [part for part in parts(given.only_run) if not any(part in name for name in names)]
+    wanted = parts(given.only_run)
+    unknown = [part for part in wanted if not any(part in name for name in names)]
     if unknown:
         raise ValueError(f"no such case: {', '.join(unknown)} (there are {', '.join(names)})")
-    wanted = parts(given.only_run) or [""]
-    return [study for study, family in families.items() if any(part in case.name for part in wanted for case in family)]
+    return [
+        study
+        for study, family in families.items()
+        if not wanted or any(part in case.name for part in wanted for case in family)
+    ]
 
 
 def _names(text: str, known: tuple[str, ...]) -> tuple[str, ...]:
-    names = tuple(filter(None, text.split(",")))
+    names = tuple(dict.fromkeys(filter(None, text.split(","))))
     unknown = set(names) - set(known)
     if unknown:
         raise ValueError(f"unknown: {', '.join(sorted(unknown))} (known: {', '.join(known)})")

@@ -14,7 +14,7 @@ import json
 import re
 import sqlite3
 import sys
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -196,7 +196,7 @@ def listing(times: Mapping[str, float]) -> str:
      1.500 ms | gemm
      0.020 ms | copy
     """
-    lines = [f"{seconds * 1e3:6.3f} ms | {name}" for name, seconds in Counter(times).most_common()]
+    lines = [f"{seconds * 1e3:6.3f} ms | {name}" for name, seconds in sorted(times.items(), key=lambda item: -item[1])]
     return "\n".join(["     Time | Kernel", "--------- | ------", *lines])
 
 
@@ -209,7 +209,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("file", type=Path, help="a Chrome trace, or CSV or SQLite of nsys, ncu or nvprof")
     parser.add_argument("--short", action="store_true", help="names without namespaces and template arguments")
     options = parser.parse_args(arguments)
-    times: Counter[str] = Counter()
+    times: dict[str, float] = defaultdict(float)
     try:
         for name, seconds in read_kernels(options.file).items():
             times[short_name(name) if options.short else name] += seconds
