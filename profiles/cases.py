@@ -164,7 +164,7 @@ class Case(AnyCase):
         return int(info.opt_cost)
 
     def gradient(self, place: int) -> Case:
-        """The einsum that is the gradient of one operand: in its place stands the result's cotangent."""
+        """Return the einsum that is the gradient of one operand: in its place stands the result's cotangent."""
         inputs, shapes = list(self.inputs), list(self.shapes)
         inputs[place], shapes[place] = self.output, self.result_shape
         return Case(f"{self.name}-grad{place}", f"{','.join(inputs)}->{self.inputs[place]}", tuple(shapes))
@@ -245,7 +245,7 @@ abcd-aebf-dfce aqrs-pa-pqrs abrs-qb-aqrs abj-bka-kj ajbc-ckba-jk abjcd-dkbac-jk
 
 
 def _tccg(name: str, elements: float) -> Case:
-    """The contraction ``result-left-right`` whose largest tensor has about ``elements`` elements."""
+    """Return the contraction ``result-left-right`` whose largest tensor has about ``elements`` elements."""
     result, left, right = name.split("-")
     root = elements ** (1 / max(len(result), len(left), len(right)))
     # The tolerance keeps an exact root exact: 4096 ** (1 / 3) is a hair below 16.

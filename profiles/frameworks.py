@@ -70,20 +70,20 @@ class Framework:
         return import_module(self.name)
 
     def array(self, values: Values, dtype: str) -> Any:
-        """An array on the device, with these values rounded to ``dtype``."""
+        """Return an array on the device, with these values rounded to ``dtype``."""
         if dtype == "bfloat16":
             raise Unavailable(f"{self.name} has no bfloat16 that could be made from NumPy")
         return self.np.asarray(values.astype(dtype))
 
     def normal(self, shapes: Sequence[Shape], dtype: str, seed: int) -> list[Any]:
-        """Standard normal arrays, made wherever that is fastest: elsewhere the same seed gives other values."""
+        """Return standard normal arrays, made wherever that is fastest: elsewhere the same seed gives other values."""
         # Imports NumPy, which reads the number of threads then.
         from einops_fast.profiles.timing.accuracy import random_values
 
         return [self.array(values, dtype) for values in random_values(shapes, seed)]
 
     def view(self, array: Any, axes: Shape, shape: Shape) -> Any:
-        """The array with its axes in another order and then, where they have one element, expanded to ``shape``."""
+        """Return the array with its axes in another order and, where they have one element, expanded to ``shape``."""
         return self.np.broadcast_to(array.transpose(axes), shape)
 
     def to_float64(self, array: Any) -> Values:
@@ -91,7 +91,7 @@ class Framework:
         return result
 
     def einsum(self, equation: str, *operands: Any, **options: Any) -> Any:
-        """The framework's own einsum, looked up at each call: a patch takes effect."""
+        """Return the framework's own einsum, looked up at each call: a patch takes effect."""
         return self.np.einsum(equation, *operands, **options)
 
     def matmul(self, left: Any, right: Any) -> Any:
@@ -104,7 +104,7 @@ class Framework:
         """Wait for all work in flight."""
 
     def peak_memory(self, call: Call) -> int:
-        """The bytes that a call holds at most, its result included, beyond what there was before."""
+        """Return the bytes that a call holds at most, its result included, beyond what there was before."""
         if self.name != "numpy":
             raise Unavailable(f"{self.name} doesn't tell what memory it takes")
         call()
@@ -117,7 +117,7 @@ class Framework:
             tracemalloc.stop()
 
     def clock(self, *, flushes: int = 1) -> Clock:
-        """The best clock of the device, which empties a GPU's cache so often before each call.
+        """Return the best clock of the device, which empties a GPU's cache so often before each call.
 
         Once is enough for that. While it lasts, the host queues the call: with more, many launches don't count.
         """

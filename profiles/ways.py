@@ -50,7 +50,7 @@ class Way:
     finish: Callable[[Any], Any] = lambda result: result
 
     def bind(self, given: Inputs) -> tuple[Call, tuple[Any, ...]]:
-        """The call on these inputs, and the arrays whose gradients are wanted."""
+        """Return the call on these inputs, and the arrays whose gradients are wanted."""
         return self.prepare(self.call, *given.operands, *given.constants), given.operands
 
 
@@ -98,7 +98,7 @@ class Compiler:
 
 
 def bind(way: Way, given: Inputs) -> Call:
-    """A way as a call without arguments: of the result or, where gradients are wanted, of these."""
+    """Return a way as a call without arguments: of the result or, where gradients are wanted, of these."""
     forward, leaves = way.bind(given)
     if not given.backward:
         return forward
@@ -106,7 +106,7 @@ def bind(way: Way, given: Inputs) -> Call:
 
 
 def answer(way: Way, given: Inputs, shapes: Sequence[Shape], dtype: str) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Results and, where they are wanted, gradients of one call.
+    """Return results and, where they are wanted, gradients of one call.
 
     ``shapes`` of ``dtype`` are those of what is returned: what is right mustn't be left over from who came before.
     """
@@ -125,7 +125,7 @@ def answer(way: Way, given: Inputs, shapes: Sequence[Shape], dtype: str) -> tupl
 def inputs(
     case: Case, framework: Framework, dtype: str, seed: int, backward: bool = False, *, shared: bool = True
 ) -> Inputs:
-    """Random operands of a case, and a cotangent for backward; ``shared`` ones are the same in every framework."""
+    """Return random operands of a case, and a cotangent for backward; ``shared`` ones are the same everywhere."""
     shapes = [*stored_shapes(case), *([case.result_shape] if backward else [])]
     if shared:
         stored = [framework.array(values, dtype) for values in random_values(shapes, seed)]
@@ -140,7 +140,7 @@ def inputs(
 
 
 def stored_shapes(case: Case) -> list[Shape]:
-    """For each operand the shape of the array in memory: its axes from the outermost to the innermost."""
+    """Return for each operand the shape of the array in memory: its axes from the outermost to the innermost."""
     return [
         tuple(extent for _, extent in _stored(term, shape, order))
         for term, shape, order in zip(case.inputs, case.shapes, case.orders, strict=True)
@@ -148,7 +148,7 @@ def stored_shapes(case: Case) -> list[Shape]:
 
 
 def laid_out(case: Case, framework: Framework, stored: Sequence[Any]) -> list[Any]:
-    """The operands as views of arrays of :func:`stored_shapes`."""
+    """Return the operands as views of arrays of :func:`stored_shapes`."""
     return [
         array if order == term else _view(framework, array, term, shape, order)
         for array, term, shape, order in zip(stored, case.inputs, case.shapes, case.orders, strict=True)

@@ -67,7 +67,7 @@ def model_reference(task: Task) -> Way:
 
 
 def _function_and_module(task: Task, name: str, given: Inputs, *, exactly: bool = False) -> tuple[Function, Any]:
-    """What is called with the hidden states, and whose parameters have gradients."""
+    """Return what is called with the hidden states, and whose parameters have gradients."""
     torch = task.framework.torch
     model = _model(task.case, torch, ATTENTION[name], given.operands[0].device).to(getattr(torch, task.dtype))
     if exactly:
@@ -93,7 +93,7 @@ def _function_and_module(task: Task, name: str, given: Inputs, *, exactly: bool 
 
 
 def _called_with(part: Any, call: Callable[[], Any], torch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What a module gets beside the hidden states."""
+    """Return what a module gets beside the hidden states."""
     seen: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
     hook = part.register_forward_pre_hook(
         lambda module, arguments, options: seen.append((arguments, options)), with_kwargs=True
@@ -108,7 +108,7 @@ def _called_with(part: Any, call: Callable[[], Any], torch: Any) -> tuple[tuple[
 
 
 def _model(case: OpCase, torch: Any, attention: str | None, device: Any) -> Any:
-    """A model of one layer with random parameters, always the same."""
+    """Return a model of one layer with random parameters, always the same."""
     try:
         transformers: Any = import_module("transformers")
         bert = transformers.BertConfig, transformers.BertModel

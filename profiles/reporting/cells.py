@@ -22,7 +22,7 @@ Kind = TypeVar("Kind")
 
 
 def table(title: str, lines: Iterable[Kind], columns: Mapping[str, Callable[[Kind], str]], *summary: str) -> Table:
-    """The table of these lines, without columns that say nothing of any."""
+    """Return the table of these lines, without columns that say nothing of any."""
     lines = list(lines)
     found = {head: [cell(line) for line in lines] for head, cell in columns.items()}
     told = {head: cells for head, cells in found.items() if set(cells) - {NOTHING, ""}}
@@ -30,7 +30,7 @@ def table(title: str, lines: Iterable[Kind], columns: Mapping[str, Callable[[Kin
 
 
 def by_case(rows: Iterable[Row]) -> dict[str, dict[str, Row]]:
-    """The rows of each case by way."""
+    """Return the rows of each case by way."""
     cases: dict[str, dict[str, Row]] = {}
     for row in rows:
         cases.setdefault(row.case, {})[row.what] = row
@@ -41,32 +41,32 @@ def by_case(rows: Iterable[Row]) -> dict[str, dict[str, Row]]:
 
 
 def times(factor: float, numerator: float | None, denominator: float | None = 1.0) -> float | None:
-    """A factor times a ratio, where there is one."""
+    """Return a factor times a ratio, where there is one."""
     return factor * numerator / denominator if numerator is not None and denominator else None
 
 
 def teraflops(row: Row) -> float | None:
-    """TFLOP/s of a row."""
+    """Return TFLOP/s of a row."""
     return times(1e-12, row.flops or None, row.seconds)
 
 
 def gigabytes(row: Row) -> float | None:
-    """GB/s of a row."""
+    """Return GB/s of a row."""
     return times(1e-9, row.moved, row.seconds)
 
 
 def over_floor(row: Row) -> float | None:
-    """Time of a row over the device's floor."""
+    """Return time of a row over the device's floor."""
     return times(1, row.seconds, row.floor)
 
 
 def best_over_ours(row: Row) -> float | None:
-    """Time of the best peer over that of ours."""
+    """Return time of the best peer over that of ours."""
     return times(1, 1.0, row.to_best)
 
 
 def is_behind(row: Row) -> bool:
-    """Whether a row of ours is slower than the best peer or the native way, by more than noise."""
+    """Return whether a row of ours is slower than the best peer or the native way, by more than noise."""
     return (row.to_best or 0.0) > BEHIND or (row.speedup is not None and row.speedup < 1 / BEHIND)
 
 
@@ -74,17 +74,17 @@ def is_behind(row: Row) -> bool:
 
 
 def milliseconds(seconds: float | None) -> str:
-    """Seconds as the cell of a table."""
+    """Return seconds as the cell of a table."""
     return NOTHING if seconds is None else f"{seconds * 1e3:.3f}"
 
 
 def ratio(value: float | None) -> str:
-    """A ratio as the cell of a table."""
+    """Return a ratio as the cell of a table."""
     return NOTHING if value is None else f"{value:.2f}"
 
 
 def megabytes(count: int | None) -> str:
-    """Bytes as the cell of a table."""
+    """Return bytes as the cell of a table."""
     return NOTHING if count is None else f"{count * 1e-6:.1f}"
 
 
@@ -93,7 +93,7 @@ def _number(value: float | None) -> str:
 
 
 def verdict(rows: Iterable[Row]) -> str:
-    """Whether all is right; what others fail at is told in other words, unless they are wrong."""
+    """Return whether all is right; what others fail at is told in other words, unless they are wrong."""
     rows = list(rows)
     failed = [f"{row.what} {row.failure}" for row in rows if row.failure and not row.guest]
     absent = [f"{row.what}: {row.failure}" for row in rows if row.failure and row.guest]
@@ -102,7 +102,7 @@ def verdict(rows: Iterable[Row]) -> str:
 
 
 def side_by_side(ways: Sequence[str], value: Callable[[Row], float | None], digits: str) -> Callable[[Line], str]:
-    """The cell with a number of each way of a line."""
+    """Return the cell with a number of each way of a line."""
 
     def cell(line: Line) -> str:
         values = [value(line.ways[way]) if way in line.ways else None for way in ways]
@@ -129,7 +129,7 @@ class Line:
 
 
 def lines_of(rows: Sequence[Row], native: str) -> list[Line]:
-    """A line for each case and direction that ours was measured in, or has failed in."""
+    """Return a line for each case and direction that ours was measured in, or has failed in."""
     lines, forward = [], {row.case: row for row in rows if is_ours(row.what) and not row.backward}
     for backward in (False, True):
         for case, ways in by_case(row for row in rows if row.backward is backward).items():
@@ -195,7 +195,7 @@ RATIOS: dict[str, Callable[[Row], float | None]] = {
 
 
 def comparison(title: str, lines: Sequence[Line], ways: Sequence[str]) -> Table:
-    """The table of a framework, dtype and direction, with what follows for ours from all cases."""
+    """Return the table of a framework, dtype and direction, with what follows for ours from all cases."""
     ours = [line.ours for line in lines]
     ratios: dict[str, dict[str, float]] = {}
     for name, value in RATIOS.items():

@@ -100,7 +100,7 @@ def _noise(row: Row, value: float) -> tuple[float, float]:
 def case_chart(
     name: str, title: str, rows: Sequence[Row], value: Value, axis: str, *, ratios: bool, failures: Sequence[str] = ()
 ) -> Chart | None:
-    """A line per case and a panel per direction: ours as a bar, red where it is behind, and the others as marks.
+    """Return a line per case and a panel per direction: ours as a bar, red where it is behind, and the others as marks.
 
     ``ratios`` begin at 1 on a logarithmic axis, the largest first; others begin at 0 and keep their order.
     """
@@ -161,7 +161,7 @@ def _case_panel(rows: Sequence[Row], value: Value, axis: str, title: str, ratios
 
 
 def curves(rows: Iterable[Row]) -> dict[str, list[tuple[float, Row]]]:
-    """Sizes and rows by curve; those that are no point of one by the bytes that they move."""
+    """Return sizes and rows by curve; those that are no point of one by the bytes that they move."""
     found: dict[str, list[tuple[float, Row]]] = {}
     for row in rows:
         name, size = curve(row.case) or ("", row.moved or 0)
@@ -179,7 +179,7 @@ def plane(
     roof: Mapping[float, float] | None = None,
     roof_label: str = "",
 ) -> Spec:
-    """A panel with a mark for each row at x and its value; ``roof`` are corners of the line that none is above."""
+    """Return a panel with a mark for each row at x and its value; no value is above the line of ``roof``."""
     values = []
     for x, row in points:
         if number := value(row):
@@ -210,7 +210,7 @@ def plane(
 
 
 def general_charts(rows: Sequence[Row], ceiling: Ceiling | None, title: str) -> list[Chart]:
-    """Charts of forward calls of one framework and dtype, those that there are measurements for."""
+    """Return charts of forward calls of one framework and dtype, those that there are measurements for."""
     failures = [f"{row.case}: {row.what} {row.failure}" for row in rows if row.failure]
     found: list[Chart | None] = []
     if any(row.floor for row in rows):

@@ -34,7 +34,7 @@ _MARKED = re.compile(r"(<!-- ((?:results|reference):[\w-]+) -->\n)(.*?)(<!-- /\2
 
 
 def updated(text: str) -> str:
-    """A document with its sections made anew."""
+    """Return a document with its sections made anew."""
     return _MARKED.sub(lambda match: f"{match[1]}\n{SECTIONS[match[2]]().strip()}\n\n{match[4]}", text)
 
 

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from einops_fast.observing.tables import print_table
-from einops_fast.profiles.reporting.records import Machine, Row, phase
+from einops_fast.profiles.reporting.records import Row, phase
 
 if TYPE_CHECKING:
     from einops_fast.profiles.reporting.results import Result
 
 __all__ = [
-    "Table", "environment_table", "geomean", "markdown", "markdown_table", "measured_on", "save", "show", "skips_table",
-    "slug",
+    "Table", "environment_table", "geomean", "markdown", "markdown_table", "save", "show", "skips_table",
 ]  # fmt: skip
 
 
@@ -36,7 +35,7 @@ class Table:
 
 
 def markdown_table(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown.
+    """Return a table in Markdown.
 
     >>> print(markdown_table(('a', 'b'), [('1', 'x|y')]))
     | a | b |
@@ -48,7 +47,7 @@ def markdown_table(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> st
 
 
 def geomean(values: Iterable[float]) -> float:
-    """Geometric mean: ratios of two and of a half cancel out."""
+    """Return the geometric mean: ratios of two and of a half cancel out."""
     logs = [log(value) for value in values]
     return exp(sum(logs) / len(logs))
 
@@ -58,17 +57,6 @@ def show(table: Table) -> None:
     numbers = [column for column in table.columns if re.search("ms|µs|/", column)]
     print_table(table.columns, table.cells, numbers, table.title)
     print(*table.summary, sep="\n")
-
-
-def measured_on(machines: Sequence[Machine]) -> Machine:
-    """The machine that files are named after: the GPU, if there was one."""
-    return next((machine for machine in machines if machine.gpu), machines[0])
-
-
-def slug(study: str, machine: Machine) -> str:
-    """A study on a machine, as the name of a file."""
-    threads = "" if machine.gpu else f"-threads-{machine.threads}"
-    return re.sub("[^a-z0-9]+", "-", f"{study}-{machine.device}{threads}".lower())
 
 
 def save(stem: Path, result: Result, tables: Sequence[Table]) -> list[Path]:
@@ -84,7 +72,7 @@ def save(stem: Path, result: Result, tables: Sequence[Table]) -> list[Path]:
 
 
 def markdown(result: Result, tables: Sequence[Table]) -> str:
-    """The tables, with what they were measured on, for a pull request."""
+    """Return the tables, with what they were measured on, for a pull request."""
     listed = ", ".join(f"{name} {number}" for name, number in result.versions.items())
     head = (
         f"# {result.study}: {result.device}, CPU threads: {result.threads}\n\nMeasured on {result.date} with {listed}."
@@ -94,7 +82,7 @@ def markdown(result: Result, tables: Sequence[Table]) -> str:
 
 
 def environment_table(environment: Mapping[str, Mapping[str, str]]) -> Table:
-    """What times may depend on: what is the same for several frameworks is said once."""
+    """Return what times may depend on: what is the same for several frameworks is said once."""
     cells = []
     for name in dict.fromkeys(name for found in environment.values() for name in found):
         values: dict[str, list[str]] = {}
@@ -108,7 +96,7 @@ def environment_table(environment: Mapping[str, Mapping[str, str]]) -> Table:
 
 
 def skips_table(rows: Sequence[Row]) -> Table:
-    """Everything that failed or was left out, with the reason."""
+    """Return everything that failed or was left out, with the reason."""
     cells = [
         (row.framework, row.dtype or "–", row.case, row.what, phase(row.backward),
          row.failure if row.guest else f"failed: {row.failure}")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
+from datetime import datetime, timezone
 from pathlib import Path
 
 import einops_fast
-from einops_fast.profiles.reporting.records import ALL, Ceiling, Row
+from einops_fast.profiles.reporting.records import ALL, Ceiling, Machine, Note, Options, Record, Row
 from einops_fast.runtime.files import write_whole
 
 __all__ = ["RESULTS", "ROOT", "Result", "read_result", "reports_folder"]
@@ -44,6 +46,30 @@ class Result:
     environment: dict[str, dict[str, str]] = field(default_factory=dict)
     quick: bool = False  # in three rounds
     peers: tuple[str, ...] = ()  # what ours was measured against, where it wasn't the study's own choice
+    gpu: bool = False  # the device is one
+
+    @classmethod
+    def of(cls, study: str, records: Sequence[Record], options: Options, *, whole: bool) -> Result:
+        """Return what the records of a run tell; of rows of the same the last counts."""
+        machines = [record for record in records if isinstance(record, Machine)]
+        machine = next((each for each in machines if each.gpu), (*machines, Machine("", 0, {}))[0])
+        rows = {record.key: record for record in records if isinstance(record, Row)}
+        crashed = any(row.case == ALL and not row.guest for row in rows.values())
+        return cls(
+            study,
+            machine.device,
+            machine.threads,
+            datetime.now(timezone.utc).date().isoformat(),
+            whole and not crashed,
+            {library: number for each in machines for library, number in each.versions.items()},
+            tuple(dict.fromkeys(record.text for record in records if isinstance(record, Note))),
+            tuple(rows.values()),
+            tuple({(each.framework, each.dtype): each for each in records if isinstance(each, Ceiling)}.values()),
+            {each.framework: each.environment for each in machines if each.environment},
+            options.quick,
+            options.peers,
+            machine.gpu,
+        )
 
     @property
     def measured(self) -> tuple[Row, ...]:

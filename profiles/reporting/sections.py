@@ -47,7 +47,7 @@ FLOORED = {
 
 
 def kept_files(pattern: str) -> list[Path]:
-    """The kept results whose names look like this."""
+    """Return the kept results whose names look like this."""
     return [path for path in sorted(RESULTS.glob(f"{pattern}.json")) if not path.stem.endswith("-partial")]
 
 

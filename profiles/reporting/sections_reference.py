@@ -56,19 +56,19 @@ _WIDTH = 100
 
 
 def names_of(page: str) -> list[tuple[str, str]]:
-    """The pairs of module and name on a page, in order."""
+    """Return the pairs of module and name on a page, in order."""
     return [(module, name) for module, names in PAGES[page].items() for name in names.split() or public_names(module)]
 
 
 def public_names(module: str) -> tuple[str, ...]:
-    """The ``__all__`` of a module."""
+    """Return the ``__all__`` of a module."""
     node = _definition(module, "__all__")[0]
     assert isinstance(node, ast.Assign)
     return tuple(ast.literal_eval(node.value))
 
 
 def _page(page: str) -> str:
-    """Every name of a page: a heading, the signature, and the docstring in Markdown."""
+    """Return every name of a page: a heading, the signature, and the docstring in Markdown."""
     return "\n\n".join(part for module, name in names_of(page) for part in _described(module, name))
 
 
@@ -112,7 +112,7 @@ def _class(node: ast.ClassDef) -> Iterator[str]:
 
 
 def _fields(node: ast.ClassDef) -> Iterator[tuple[ast.AnnAssign, str]]:
-    """The annotated attributes in the body of a class, and the texts below them."""
+    """Return the annotated attributes in the body of a class, and the texts below them."""
     for each, after in zip(node.body, [*node.body[1:], None], strict=True):
         if isinstance(each, ast.AnnAssign) and not ast.unparse(each.target).startswith("_"):
             yield each, _text(after)
@@ -123,7 +123,7 @@ def _dash(comment: str) -> str:
 
 
 def _signature(name: str, node: ast.FunctionDef, bound: bool) -> str:
-    """The call and what it returns, with a line for each argument where one line is too short."""
+    """Return the call and what it returns, with a line for each argument where one line is too short."""
     arguments = list(_arguments(node.args))[bound:]
     returned = f" -> {ast.unparse(node.returns)}" if node.returns is not None and node.name != "__init__" else ""
     line = f"{name}({', '.join(arguments)}){returned}"
@@ -169,7 +169,7 @@ def _tree(module: str) -> tuple[ast.stmt, ...]:
 
 
 def _definition(module: str, name: str) -> tuple[ast.stmt, str]:
-    """Where a name is defined, through all modules that import it from there, and the text below an assignment."""
+    """Return where a name is defined, through all modules that import it, and the text below an assignment."""
     body = _tree(module)
     for each, after in zip(body, [*body[1:], None], strict=True):
         if isinstance(each, ast.FunctionDef | ast.ClassDef) and each.name == name:
@@ -215,7 +215,7 @@ def _entry(line: str) -> str:
 
 
 def _inline(text: str) -> str:
-    """Text with the names that it refers to as code, and with a link where a page has them."""
+    """Return text with the names that it refers to as code, and with a link where a page has them."""
     return _ROLE.sub(_reference, text.replace("``", "`"))
 
 

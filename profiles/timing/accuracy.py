@@ -26,7 +26,7 @@ REFERENCE_WORK = 5e8  # Multiplications that a float64 reference may take; of a 
 
 
 def random_values(shapes: Sequence[Shape], seed: int) -> list[Values]:
-    """Standard normal values."""
+    """Return standard normal values."""
     random = np.random.default_rng(seed)
     return [np.asarray(random.standard_normal(shape)) for shape in shapes]
 
@@ -43,7 +43,7 @@ class Reference:
         self._size = max(sqrt(case.terms), float(np.max(np.abs(self._values), initial=0.0)) / _LARGEST)
 
     def error(self, result: Any, to_float64: Callable[[Any], Values]) -> float:
-        """Largest error of a result, relative to the size of its elements; infinite if its shape is wrong."""
+        """Return largest error of a result, relative to the size of its elements; infinite if its shape is wrong."""
         if tuple(result.shape) != self.case.result_shape:
             return inf
         difference = np.abs(to_float64(result[self._picked]) - self._values)
@@ -52,7 +52,7 @@ class Reference:
 
 
 def rounded(dtype: str, terms: int, roundings: int = 4) -> float:
-    """What plain arithmetic loses, relative to the size of a result.
+    """Return what plain arithmetic loses, relative to the size of a result.
 
     That are roundings of the result and of steps before it to the dtype, and in a sum, which is kept in float32 at
     best, about ``sqrt(terms)`` roundings of its own size, more for the worst of many elements.
@@ -61,13 +61,13 @@ def rounded(dtype: str, terms: int, roundings: int = 4) -> float:
 
 
 def allowed(case: Case, dtype: str, native: float | None = None) -> float:
-    """The largest error that counts as right: twice the native einsum's, or what plain arithmetic collects."""
+    """Return the largest error that counts as right: twice the native einsum's, or what plain arithmetic collects."""
     plain = rounded(dtype, case.terms)
     return max(plain, 2 * native) if native is not None else min(0.1, 2 * plain)
 
 
 def _grid(case: Case) -> dict[str, slice]:
-    """A slice per axis of the result that keeps the reference affordable.
+    """Return a slice per axis of the result that keeps the reference affordable.
 
     Steps are odd, so that the grid meets every position within a tile, and each slice ends at the last
     element, where a tile may be cut off.

@@ -24,7 +24,7 @@ GEMM_EXTENT = {"cpu": 2048, "gpu": 8192}
 
 
 def measure_ceilings(framework: Framework, dtype: str, effort: Effort) -> Ceiling:
-    """The best that copies and GEMMs of the framework's arrays reach on their device, by its own calls or by ours.
+    """Return the best that copies and GEMMs of the framework's arrays reach, by its own calls or by ours.
 
     A framework's own may be far from what the device can do: cupy.matmul leaves the tensor cores alone.
     """
@@ -53,7 +53,7 @@ class Work:
 
     @classmethod
     def of(cls, passes: Iterable[tuple[int, int]], dtype: str, ceilings: Ceiling) -> Work:
-        """The work of passes over the data one after another, each of so many elements and FLOPs."""
+        """Return the work of passes over the data one after another, each of so many elements and FLOPs."""
         done = [(elements * ITEM_SIZES[dtype], flops) for elements, flops in passes]
         floors = (max(moved / ceilings.bandwidth, flops / ceilings.flops) for moved, flops in done)
         return cls(sum(moved for moved, _ in done), sum(flops for _, flops in done), sum(floors))

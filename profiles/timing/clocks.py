@@ -65,7 +65,7 @@ Clock = HostClock | EventClock
 
 
 def host_seconds(synchronize: Call, call: Call) -> float:
-    """Seconds until a call returns; the device's queue is empty before, so that it never has to be waited for."""
+    """Return seconds until a call returns; the device's queue is empty before, so that no call waits for it."""
     seconds: list[float] = []
     begin = perf_counter()
     for done in range(HOST_CALLS):
