@@ -16,8 +16,6 @@ from einops_fast.profiles.ways import Around, Way, our_way
 
 __all__ = ["BY_HAND", "EinsumStudy"]
 
-ByHand = Callable[[Any, Any], Any]
-
 
 def _native(task: Task, mode: str = "einsum", around: Around = nullcontext, **options: Any) -> Way:
     return Way(mode, partial(task.framework.einsum, task.case.equation, **options), task.framework, around)
@@ -70,31 +68,43 @@ class EinsumStudy(Study):
     efforts: Mapping[str, Effort] = {"cpu": FULL, "gpu": FULL}
 
 
-# By hand: what someone who knows the framework well would write instead of einsum.
+# By hand: what someone who knows the framework well would write instead of einsum. Problem 2 has no b in its
+# second operand: b and i, neighbours in memory, become the rows of one matrix per n.
 
 
-def _matmul(left: Any, right: Any) -> Any:
-    return left @ right.swapaxes(-1, -2)
+def _bnid_bnjd(q: Any, k: Any) -> Any:
+    return q @ k.swapaxes(-1, -2)
 
 
-def _batch_dot(left: Any, right: Any) -> Any:
-    from mxnet import npx
-
-    return npx.batch_dot(left, right, transpose_b=True)
+def _bind_bjnd(q: Any, k: Any) -> Any:
+    return q.swapaxes(1, 2) @ k.swapaxes(1, 2).swapaxes(2, 3)
 
 
-def _bind_bjnd(product: ByHand, q: Any, k: Any) -> Any:
-    return product(q.swapaxes(1, 2), k.swapaxes(1, 2))
-
-
-def _bind_jnd(product: ByHand, q: Any, k: Any) -> Any:
-    """Make b and i, neighbours in memory, the rows of one matrix per n: the second operand has no b."""
+def _bind_jnd(q: Any, k: Any) -> Any:
     b, i, n, d = q.shape
-    scores = product(q.reshape(b * i, n, d).swapaxes(0, 1), k.swapaxes(0, 1))
+    scores = q.reshape(b * i, n, d).swapaxes(0, 1) @ k.swapaxes(0, 1).swapaxes(1, 2)
     return scores.reshape(n, b, i, -1).swapaxes(0, 1)
 
 
-BY_HAND: dict[str, tuple[ByHand, ...]] = {
-    name: (product, partial(_bind_bjnd, product), partial(_bind_jnd, product))
-    for name, product in (("numpy", _matmul), ("cupy", _matmul), ("torch", _matmul), ("mxnet", _batch_dot))
+def _mxnet_bnid_bnjd(q: Any, k: Any) -> Any:
+    from mxnet import npx
+
+    return npx.batch_dot(q, k, transpose_b=True)
+
+
+def _mxnet_bind_bjnd(q: Any, k: Any) -> Any:
+    return _mxnet_bnid_bnjd(q.transpose(0, 2, 1, 3), k.transpose(0, 2, 1, 3))
+
+
+def _mxnet_bind_jnd(q: Any, k: Any) -> Any:
+    b, i, n, d = q.shape
+    scores = _mxnet_bnid_bnjd(q.reshape(b * i, n, d).transpose(1, 0, 2), k.transpose(1, 0, 2))
+    return scores.reshape(n, b, i, -1).transpose(1, 0, 2, 3)
+
+
+_VIEWS = (_bnid_bnjd, _bind_bjnd, _bind_jnd)
+
+BY_HAND: dict[str, tuple[Callable[[Any, Any], Any], ...]] = {
+    **dict.fromkeys(("numpy", "cupy", "torch"), _VIEWS),
+    "mxnet": (_mxnet_bnid_bnjd, _mxnet_bind_bjnd, _mxnet_bind_jnd),
 }
