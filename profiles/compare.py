@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import FrameType
 
 from einops_fast.observing.progress import progress
 from einops_fast.observing.tables import lasting
@@ -64,7 +68,7 @@ def run_study(name: str, run: Run) -> tuple[int, Result | None]:
         records += _resumed(before, options.done)
     done, expected, interrupted = set(options.done), len(options.done), False
     try:
-        with progress() as told:
+        with _interrupts(), progress() as told:
             for framework in run.frameworks or filter(installed, study.frameworks):
                 for record in run_worker(name, framework, options):
                     records.append(record)
@@ -94,6 +98,25 @@ def run_study(name: str, run: Run) -> tuple[int, Result | None]:
             print(f"wrote {path}")
     failed = not paths or any(row.failure and not row.guest for row in found.rows)
     return INTERRUPTED if interrupted else int(failed), found if paths else None
+
+
+@contextmanager
+def _interrupts() -> Iterator[None]:
+    """Make a request to terminate, as ``timeout`` makes it, a KeyboardInterrupt within the block."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        # ``timeout`` asks twice; the second time would interrupt what is done about the first.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _resumed(before: Result, done: Sequence[str]) -> list[Record]:

@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import re
+import signal
 import sys
 from dataclasses import replace
 from importlib.util import find_spec
@@ -246,6 +247,16 @@ def test_a_process_that_was_ended_makes_no_whole_run(tmp_path, capsys, monkeypat
     assert ("the process ended with status -9" in printed) is (name == "KILL")
     files = sorted(path.stem for path in (tmp_path / "out").glob("*.json"))
     assert files == ["contraction-nvidia-h200-partial", "einsum-nvidia-h200-partial"][:studies]
+
+
+def test_a_request_to_terminate_interrupts_once():
+    handler = signal.getsignal(signal.SIGTERM)
+    with compare._interrupts():
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
+        # What is done about it isn't interrupted again.
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) == handler
 
 
 # Files
