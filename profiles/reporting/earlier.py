@@ -77,7 +77,8 @@ def _ratio(pair: Pair) -> float | None:
 def finished(before: Result, options: Options) -> tuple[str, ...]:
     """Return what an earlier run has measured to the end, as :func:`.records.task` names it.
 
-    Memory is looked at last: where that of ours is known, all is. What failed is tried again.
+    Memory is looked at last: where that of ours is known, all is; studies of passes have phases in its place. What failed
+    is tried again.
     """
     then, now = (
         f"{'quickly' if quick else 'thoroughly'} against {', '.join(sorted(peers)) or 'its own choice of peers'}"
@@ -86,7 +87,7 @@ def finished(before: Result, options: Options) -> tuple[str, ...]:
     if then != now:
         raise ValueError(f"the run of {before.date} was measured {then}, not {now}")
     ours = [row for row in before.measured if is_ours(row.what) and row.seconds is not None]
-    return tuple(row.task for row in ours if row.peak_bytes is not None)
+    return tuple(row.task for row in ours if row.peak_bytes is not None or row.phases)
 
 
 def check_same_machine(before: Result, machine: Machine) -> None:

@@ -356,11 +356,12 @@ def test_compare_and_resume(run, tmp_path):
 def test_resume_tries_again_what_failed_or_was_not_finished():
     rows = (
         timed("whole", 1.0, peak_bytes=3),
+        timed("passes", 1.0, phases={"first": 1.0}),
         timed("unwatched", 1.0),
         timed("failed", None, failure="no room", peak_bytes=3),
         timed("others", 1.0, peak_bytes=3, what="native"),
     )
-    assert finished(result(*rows), Options()) == ("torch float32 whole forward",)
+    assert finished(result(*rows), Options()) == ("torch float32 whole forward", "torch float32 passes forward")
     for options in (Options(quick=True), Options(peers=("native",))):
         with pytest.raises(ValueError, match="thoroughly against its own choice of peers, not"):
             finished(result(*rows), options)
