@@ -215,6 +215,10 @@ LINES: tuple[Line, ...] = (
     *((f"{'fused layers' if study == 'ops' else study}, GPU, bfloat16, forward{' and backward' * backward}", against,
        f"{study}-*", best_over_ours, {"dtype": "bfloat16", "backward": backward})
       for study, against in PEERS.items() for backward in (False, True)),
+    ("training steps of whole programs, GPU, bfloat16", "the better of eager and `torch.compile`", "programs-*",
+     best_over_ours, {"dtype": "bfloat16", "backward": True}),
+    ("first calls at 40 lengths, GPU, bfloat16", "torch's own functions", "first-calls-*", _speedup,
+     {"dtype": "bfloat16"}),
 )  # fmt: skip
 
 
