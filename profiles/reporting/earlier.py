@@ -77,8 +77,7 @@ def _ratio(pair: Pair) -> float | None:
 def finished(before: Result, options: Options) -> tuple[str, ...]:
     """Return what an earlier run has measured to the end, as :func:`.records.task` names it.
 
-    Memory is looked at last: where that of ours is known, all is; studies of passes have phases in its place. What failed
-    is tried again.
+    Memory is looked at last, or else phases: where those of ours are known, all is. What failed is tried again.
     """
     then, now = (
         f"{'quickly' if quick else 'thoroughly'} against {', '.join(sorted(peers)) or 'its own choice of peers'}"
