@@ -138,8 +138,8 @@ class Backend(ABC):
         """
         return None
 
-    def is_recording(self) -> bool:
-        """Whether the framework records its calls now, for operands of other sizes, too: then nothing is planned."""
+    def is_recording(self, arrays: Sequence[Any]) -> bool:
+        """Return whether a call of these is recorded for arrays of other sizes, too: then nothing is planned."""
         return False
 
     def may_keep(self, arrays: Sequence[Any]) -> bool:

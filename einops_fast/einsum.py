@@ -208,7 +208,7 @@ def _call(operands: Sequence[Any], out: Any, dtype: Any, order: str, casting: st
         if is_handed_over(arrays):
             return hand_over(fast_einsum, arrays, operands, out=out, **options)
         backend, arrays = own_arrays(arrays, out)
-    if backend.is_recording():
+    if backend.is_recording(arrays):
         return call_traced(operands, out, dtype, order, casting, optimize, None, None)
     if out is not None and dtype is None:
         dtype = backend.dtype_with(arrays, out)
@@ -258,7 +258,7 @@ def with_sizes(operands: Sequence[Any], sizes: Mapping[str, int], out: Any, **op
         if is_handed_over(call.arrays):
             return hand_over(fast_einsum, call.arrays, operands, out=out, **options, **sizes)
         backend = known_backend(call.arrays, out)
-        if backend is not None and backend.is_recording():
+        if backend is not None and backend.is_recording(call.arrays):
             # What follows from sizes is recorded with them; only which axes broadcast is settled.
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")

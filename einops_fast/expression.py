@@ -221,7 +221,7 @@ class ContractExpression:
                 # A function has a name to be written down by, which an expression has not.
                 return fast_einsum(self._letters, *operands, out=out, **options)
             backend, operands = own_arrays(operands, out)
-        if backend.is_recording():
+        if backend.is_recording(operands):
             return self._call_traced(operands, out)
         self._check_shapes(operands)
         signature = backend.signature(operands)

@@ -248,8 +248,10 @@ class TorchBackend(TorchSteps):
         # the bits of two backward passes; what make_fx writes down is for good.
         return None if is_recomputed() or _backward_task() != -1 or recorder() is not None else einsum
 
-    def is_recording(self) -> bool:
-        return is_jit_tracing()
+    def is_recording(self, arrays: Sequence[Any]) -> bool:
+        return is_jit_tracing() or any(
+            type(size) is torch.SymInt for each in arrays if not each.is_nested for size in each.shape
+        )
 
     def may_keep(self, arrays: Sequence[Any]) -> bool:
         plain = all(type(each) in PLAIN and not (each.requires_grad or each.is_inference()) for each in arrays)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -219,6 +220,8 @@ def attend(request: Request, arrays: dict[str, Any], words: Hashable = None) -> 
         given = (*arrays.values(),)
         if observers.observed():
             _tell(request, backend, arrays)
+        if backend.is_recording(given):
+            return _recorded(request, arrays, backend)
         prepared, final, result = _first(plan_of(request, arrays, backend.name), given, circumstances[1])
         if key is None or not final:
             return result
@@ -294,12 +297,10 @@ def own_call(arrays: Mapping[str, Any]) -> tuple[Backend, dict[str, Any]]:
 def _first(plan: Plan, arrays: tuple[Any, ...], mode: str) -> tuple[Prepared, bool, Any]:
     """Choose; return what does the call, whether that holds for later ones like it, and the result."""
     spec = plan.spec
-    # Sizes in a recorded call stand for any, and what a measurement runs would be recorded.
-    recorded = get_backend(spec.framework).is_recording()
     refusal: RuntimeError | None = None
     while True:
         try:
-            decision = choose(plan, mode, arrays, recorded=recorded)
+            decision = choose(plan, mode, arrays)
         except OperandError:
             if refusal is None:
                 raise
@@ -311,7 +312,7 @@ def _first(plan: Plan, arrays: tuple[Any, ...], mode: str) -> tuple[Prepared, bo
 
             prepared = Prepared(first_calls(plan, decision.undecided, arrays))
         else:
-            prepared = way.by_views(plan) if recorded else way.prepared(plan, arrays)
+            prepared = way.prepared(plan, arrays)
         try:
             result = prepared.run(*arrays)
         except RuntimeError as error:
@@ -323,6 +324,15 @@ def _first(plan: Plan, arrays: tuple[Any, ...], mode: str) -> tuple[Prepared, bo
         if refusal is not None:
             warn_of_refusals(spec, way.name)
         return prepared, decision.final or decision.undecided is not None, result
+
+
+def _recorded(request: Request, arrays: dict[str, Any], backend: Backend) -> Any:
+    """Do the call while torch records it for arrays of any sizes: nothing is remembered, and nothing measured."""
+    # What follows from sizes is recorded with them; only which axes broadcast is settled.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        plan = plan_of(request, arrays, backend.name)
+        return choose(plan, "never", recorded=True).implementation.by_views(plan).run(*arrays.values())
 
 
 _calls: dict[Hashable, tuple[Prepared, Likeness | None]] = emptied_with_plans({})

@@ -231,7 +231,7 @@ def bind_axes(
             )
         else:
             groups = heads, kv_heads
-            sizes[heads] //= sizes[kv_heads]
+            sizes[heads] = sizes[heads] // sizes[kv_heads]
     batch = asked if groups is None else asked.replace(groups[0], groups[1] + groups[0])
     sizes[_ONE_QUERY] = 1
     total = sizes[pattern.queries] if pattern.queries else 1
@@ -245,7 +245,7 @@ def bind_axes(
     if first is not None:
         batch = first + batch.replace(first, "")
     if pages is not None:
-        sizes[pattern.keys] *= pages
+        sizes[pattern.keys] = sizes[pattern.keys] * pages  # not in place: a traced size is a tensor that others hold
     axes = Axes(pattern, sizes, batch, asked, groups, merged, total=total)
 
     def batches(batch: str) -> list[tuple[int, ...]]:

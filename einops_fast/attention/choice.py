@@ -71,7 +71,7 @@ def choose(
     if allowed_names() is not None:
         return Decision(able[0], "the first that attention_backend allows and that can", answers)
     if recorded:
-        return Decision(able[0], "the first that torch.jit.trace records for all sizes", answers, final=False)
+        return Decision(able[0], "the first that is recorded for all sizes", answers, final=False)
     if not (spec.device.startswith("cuda") and spec.framework == "torch"):
         return Decision(able[0], "the first that can; nothing is measured on a CPU", answers)
     if quiet:

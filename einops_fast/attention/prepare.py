@@ -15,6 +15,7 @@ from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.backends import get_backend
 from einops_fast.dtypes import FLOATS, dtype_name
 from einops_fast.errors import EinsumError, OperandError, ShapeError
+from einops_fast.runtime.tracing import is_tracing
 
 __all__ = ["INTEGERS", "Plan", "check_options", "make_plan"]
 
@@ -229,7 +230,10 @@ def _settings(options: Options, axes: Axes, cache: bool) -> dict[str, Any]:
         softcap = 0.0 if softcap > _CAPS[1] else max(softcap, _CAPS[0])
     scale = options.scale
     if scale is None:
-        scale = max(1, axes.sizes[axes.pattern.head_dim]) ** -0.5
+        width = axes.sizes[axes.pattern.head_dim]
+        if not is_tracing() and hasattr(width, "double"):  # as torch.jit.trace has it, whose powers would be float32
+            width = width.double()
+        scale = max(width, 1) ** -0.5
     return {
         "causal": bool(causal),
         "alignment": found,

@@ -194,8 +194,10 @@ def _of_sequence(array: Any, at: int, q_len: int, kv_len: int) -> Any:
 def _in_pieces(spec: AttentionSpec, operands: AttentionInputs, on: Arrays, wide: str, memory: int) -> tuple[Any, Any]:
     """Cut batch and queries so that the scores of a piece fit."""
     sizes = (*spec.batch, spec.q_len)
-    # Without keys there are no scores, and nothing to cut.
-    rows = max(1, memory // (_LIVE * ITEM_SIZES[wide] * spec.kv_len)) if spec.kv_len else prod(sizes)
+    rows = prod(sizes)
+    # Without keys there are no scores, and nothing to cut. Nor is what is recorded for any sizes, which are no numbers.
+    if isinstance(rows * spec.kv_len, int) and spec.kv_len:
+        rows = max(1, memory // (_LIVE * ITEM_SIZES[wide] * spec.kv_len))
     piece = list(sizes)
     for axis, size in enumerate(sizes):
         if prod(piece) <= rows:

@@ -220,7 +220,7 @@ def candidates(
             continue
         made = _made[name]
         if recorded and not isinstance(made, str) and not made.recordable:
-            found.append((name, "torch.jit.trace would record it for these sizes alone"))
+            found.append((name, "it would be recorded for these sizes alone"))
             continue
         found.append((name, made if isinstance(made, str) else made.refuses(spec, inputs) or made))
     return found

@@ -74,12 +74,14 @@ def derivatives(arrays: Mapping[str, Any]) -> dict[str, Any]:
     wanted = torch.is_grad_enabled()
     if wanted and "alibi_slopes" in arrays and arrays["alibi_slopes"].requires_grad:
         raise OperandError("alibi_slopes have no gradient here: detach them, or add a bias that is made of them")
+    # What torch.jit.trace records is called with gradients or without, whatever the call has that it records.
+    recorded = not torch.compiler.is_compiling() and torch._C._is_tracing()
     gradients = wanted and any(
         arrays[name].requires_grad for name in ("q", "k", "v", "bias", "sinks") if name in arrays
     )
     return {
-        "gradients": gradients,
-        "bias_gradient": wanted and "bias" in arrays and arrays["bias"].requires_grad,
+        "gradients": recorded or gradients,
+        "bias_gradient": "bias" in arrays and (recorded or (wanted and arrays["bias"].requires_grad)),
         "transforms": is_followed(),
     }
 

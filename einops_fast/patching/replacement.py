@@ -129,12 +129,8 @@ def _call(name: str, native: Callable[..., Any], operands: Sequence[Any], option
     backend, dialect = get_backend(name), DIALECTS[name]
     asks = options.get("optimize", False) is not False
     equation, arrays = _read(operands, dialect, asks)
-    if name == "torch":
-        torch = sys.modules["torch"]
-        if _intercepts(arrays):
-            raise _ForOthers
-        if torch.jit.is_tracing():
-            raise _ForNative("torch.jit traces it")
+    if name == "torch" and _intercepts(arrays):
+        raise _ForOthers
     if is_tracing():
         raise _ForNative("torch.compile traces it")
 
@@ -149,6 +145,8 @@ def _call(name: str, native: Callable[..., Any], operands: Sequence[Any], option
     ignored = options and (len(arrays) == 1 or (dtype is not None and asks))
     if not owned:
         raise _ForNative(f"an operand is no plain array of {name}")
+    if backend.is_recording(arrays):
+        raise _ForNative("torch records it for other sizes, too")
     if not usual or ignored:
         raise _ForNative("its options are left to the native function")
 

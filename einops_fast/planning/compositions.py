@@ -152,8 +152,8 @@ class _Part(NamedTuple):
 
     def sizes(self, sizes: Mapping[str, int]) -> list[int]:
         """Of the axes that it becomes."""
-        if self.letters == "...":
-            return [self.size]
+        if len(self.letters) == 1 or self.letters == "...":
+            return [self.size]  # the array's own: traced with size 1, it stays free to be another
         return [1 if self.size == 1 else sizes[letter] for letter in self.letters]
 
 

@@ -44,8 +44,8 @@ is_followed: Callable[[], bool] = is_tracing
 def known(condition: Any) -> bool:
     """Return whether a condition holds for all sizes that a traced graph is for, without adding a guard to the graph.
 
-    Outside of a trace, sizes are numbers, and the condition is its own answer.
+    Of numbers, the condition is its own answer. Of the tensors that torch.jit.trace has in place of sizes, none holds.
     """
-    if not is_tracing():
-        return bool(condition)
+    if not is_tracing() and (isinstance(condition, bool) or hasattr(condition, "ndim")):
+        return condition is True
     return bool(sys.modules["torch"].fx.experimental.symbolic_shapes.statically_known_true(condition))

@@ -25,7 +25,7 @@ from einops_fast.backends.torch.operator import (
 )
 from einops_fast.backends.torch.ops.cross_entropy import RowLoss, cross_entropy, reduced
 from einops_fast.backends.torch.ops.logit_chunks import as_rows, chunk_rows, gradients_like, in_chunks, row_parts
-from einops_fast.backends.torch.types import PLAIN, is_batched, is_followed, may_read_values
+from einops_fast.backends.torch.types import PLAIN, is_batched, is_followed, is_jit_tracing, may_read_values
 from einops_fast.runtime.tiers import Run
 
 __all__ = ["linear_cross_entropy", "losses_in_one"]
@@ -74,6 +74,8 @@ def losses_in_one(tensors: Sequence[Any], targets: Any, loss: RowLoss, reduction
     """Return the loss of rows, matrix and bias by the operator, which makes gradients in the forward pass."""
     # float16 has no digits left for gradients that nobody has scaled up yet, as they are in the forward pass.
     keeps = torch.is_grad_enabled() and reduction != "none" and tensors[0].dtype != torch.float16
+    if not torch.compiler.is_compiling() and is_jit_tracing():  # what is recorded is called with gradients or without
+        keeps = False
     wanted = [keeps and each is not None and each.requires_grad for each in tensors]
     return linear_cross_entropy_in_one(*tensors, targets, *loss, reduction, chunk, *wanted)[0]
 
@@ -111,8 +113,8 @@ def _by_checkpoints(x: Any, matrix: Any, bias: Any, target: Any, loss: RowLoss, 
 
     again = partial(checkpoint, in_chunk, use_reentrant=False, preserve_rng_state=False)
     run = in_chunk if is_followed() else again
-    if not chunk and any(isinstance(size, torch.SymInt) for size in (*x.shape, *matrix.shape)):
-        parts: Sequence[Any] = [x]  # torch.export's other way: to count chunks would make constants of its symbols
+    if any(isinstance(size, torch.SymInt) for size in (*x.shape, *matrix.shape)):
+        parts: Sequence[Any] = [x]  # to count chunks would make constants of symbols
     else:
         parts = row_parts(x, chunk or chunk_rows(x, matrix, gradients=False))
     of_parts = target.split([prod(each.shape[:-1]) for each in parts])

@@ -58,11 +58,13 @@ def _evens_out(spec: AttentionSpec) -> bool:
     Measured: forward they do, and twice to 14 times, but for float16, whose own kernel may be the slower one. Gradients
     are products mostly, the more so in float32.
     """
+    scores, compiles = prod(spec.batch) * spec.q_len * spec.kv_len, is_tracing()
+    if not (compiles or isinstance(scores, int)):  # recorded for any sizes, of which padding would make constants
+        return False
     if not spec.gradients and spec.dtype != "float16":
         return True
-    if is_tracing():  # nothing is to depend on sizes
+    if compiles:  # nothing is to depend on sizes
         return False
-    scores = prod(spec.batch) * spec.q_len * spec.kv_len
     return scores >= 1 << 23 or (spec.dtype == "bfloat16" and spec.kv_len >= 256 and scores >= 1 << 18)
 
 

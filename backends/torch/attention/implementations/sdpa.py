@@ -59,7 +59,9 @@ class Sdpa(OnFourAxes):
         q, k, v = self._operands(inputs, axes)
         mask, causal, allowed = self._mask(spec, inputs, axes)
         run = self._native(spec)
-        result = run(q, k, v, mask, spec.dropout_p, causal, scale=spec.scale, enable_gqa=axes.grouped)
+        # A traced scale is torch's own, which a number would be for these sizes alone.
+        scale = None if isinstance(spec.scale, torch.Tensor) else spec.scale
+        result = run(q, k, v, mask, spec.dropout_p, causal, scale=scale, enable_gqa=axes.grouped)
         return self._finished(axes.back(result), allowed), None
 
     def _operands(self, inputs: AttentionInputs, axes: FourAxes) -> tuple[Any, ...]:
