@@ -87,7 +87,7 @@ def einsum_within(memory_limit: Any, operands: Sequence[Any], sizes: Mapping[str
         if sizes or composition(call.spelled) is not None:
             return with_sizes(operands, sizes, out, memory_limit=limit, **options)
         backend, arrays = own_arrays(call.arrays, out)
-        if backend.is_recording():
+        if backend.is_recording(arrays):
             raise OperandError("memory_limit isn't for code that is traced: arrays have other sizes when it runs")
         dtype, casting, optimize = options["dtype"], options["casting"], options["optimize"]
         order = read_options(options["order"], casting)
