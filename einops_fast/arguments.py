@@ -147,7 +147,7 @@ def is_dispatched(arrays: Sequence[Any]) -> bool:
 
 def is_handed_over(arrays: Sequence[Any]) -> bool:
     """Whether one of these isn't an array of any backend, and torch leaves its functions to it."""
-    return any(takes_torch_functions(kind) and backend_for_type(kind) is None for kind in set(map(type, arrays)))
+    return any(map(takes_torch_functions, set(map(type, arrays))))
 
 
 def own_arrays(arrays: Sequence[Any], out: Any = None) -> tuple[Backend, list[Any]]:

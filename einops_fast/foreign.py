@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from einops_fast.backends import backend_for_type
 from einops_fast.errors import OperandError
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ __all__ = [
     "hand_over",
     "is_foreign",
     "refuse_foreign",
+    "refuse_stand_in",
     "takes_numpy_functions",
     "takes_torch_functions",
 ]
@@ -58,16 +60,22 @@ def refuse_foreign(value: Any, name: str) -> None:
     """Raise OperandError if ``value``, called ``name`` by the caller, is a foreign array or a list of such."""
     part = _foreign_part(value)
     if part is not None:
-        if takes_torch_functions(type(part)):
-            raise OperandError(
-                f"{name} stands for a tensor while {type(part).__module__} traces, and has no sizes: torch.fx.wrap() "
-                "of what was called, or is_leaf_module of a Tracer for a module, makes it one node of the graph"
-            )
+        refuse_stand_in(part, name)
         kind = f"{type(part).__module__}.{type(part).__qualname__}"
         what = f"of type {kind}, which no backend knows" if part is value else f"a {type(value).__name__} of {kind}"
         raise OperandError(
             f"{name} is {what}; numpy.asarray(...) of it gives the plain values, "
             "without what else it holds (such as units, labels or a mask)"
+        )
+
+
+def refuse_stand_in(value: Any, name: str) -> None:
+    """Raise OperandError if a value, called ``name`` by the caller, stands for a tensor, as in torch.fx's traces."""
+    kind = type(value)
+    if takes_torch_functions(kind):
+        raise OperandError(
+            f"{name} stands for a tensor while {kind.__module__} traces, and has no sizes: torch.fx.wrap() "
+            "of what was called, or is_leaf_module of a Tracer for a module, makes it one node of the graph"
         )
 
 
@@ -97,12 +105,12 @@ def dispatch(call: Call, **options: Any) -> Any:
 
 
 def takes_torch_functions(kind: type) -> bool:
-    """Whether torch leaves functions to this type, which is no tensor: torch.fx's stand-ins for tensors, say.
+    """Return whether torch leaves functions to this type, which is no tensor: torch.fx's stand-ins for tensors, say.
 
     >>> takes_torch_functions(list)
     False
     """
-    return hasattr(kind, "__torch_function__")
+    return hasattr(kind, "__torch_function__") and backend_for_type(kind) is None
 
 
 def hand_over(function: Callable[..., Any], arrays: Sequence[Any], given: Sequence[Any], **options: Any) -> Any:

@@ -52,7 +52,7 @@ IMPORTED = {
     "patching": "face words planning runtime observing backends",
     "compiler": "words planning observing attention patching backends.torch",
     "attention": "face words planning runtime observing backends",
-    "ops": "words planning runtime observing attention backends",
+    "ops": "face words planning runtime observing attention backends",
     "nn": "words observing attention ops backends.torch",
     "tune": (
         "face words planning runtime observing attention backends backends.torch backends.torch.attention "

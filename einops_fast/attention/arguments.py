@@ -13,6 +13,7 @@ from einops_fast.attention.pattern import read_layout
 from einops_fast.attention.prepare import INTEGERS
 from einops_fast.dtypes import dtype_name
 from einops_fast.errors import EinsumError, OperandError, SubscriptsError
+from einops_fast.foreign import refuse_stand_in
 from einops_fast.runtime.tracing import is_tracing
 
 __all__ = ["read_call"]
@@ -78,6 +79,8 @@ def _read_operands(
     if len(operands) != 1:
         raise OperandError(f"attention with layout {layout!r} takes one array; not {len(operands)}")
     packed, axis = operands[0], read.packed
+    if not is_tracing():
+        refuse_stand_in(packed, "the array")
     if not hasattr(packed, "shape"):
         raise OperandError(f"layout {layout!r} is of an array, not of a {type(packed).__name__}")
     if len(packed.shape) != len(layout) or packed.shape[axis] != 3:
@@ -109,6 +112,8 @@ def _read_lengths(
     if cu_seqlens_q is None:
         raise EinsumError("cu_seqlens_kv needs cu_seqlens_q")
     for name, ends in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_kv", cu_seqlens_kv)):
+        if not is_tracing():
+            refuse_stand_in(ends, name)
         if ends is not None and not hasattr(ends, "shape"):
             raise OperandError(
                 f"{name} is of type {type(ends).__name__}; it is an array of where sequences begin, as q is"

@@ -19,6 +19,7 @@ from einops_fast.attention.traced import known_call, known_kinds, known_options,
 from einops_fast.backends import Backend, awake_types, backend_for_type, get_backend
 from einops_fast.backends.base import Likeness
 from einops_fast.errors import OperandError
+from einops_fast.foreign import refuse_stand_in
 from einops_fast.observing import observers
 from einops_fast.observing.calls import tell
 from einops_fast.runtime import tracing
@@ -270,7 +271,7 @@ def _deterministic(request: Request) -> Request:
 
 def _is_nested(arrays: Mapping[str, Any]) -> bool:
     """Return whether any of q, k and v is a nested tensor."""
-    return any(getattr(arrays[name], "is_nested", False) for name in ("q", "k", "v"))
+    return any(getattr(arrays[name], "is_nested", False) is True for name in ("q", "k", "v"))
 
 
 def own_call(arrays: Mapping[str, Any]) -> tuple[Backend, dict[str, Any]]:
@@ -286,6 +287,7 @@ def own_call(arrays: Mapping[str, Any]) -> tuple[Backend, dict[str, Any]]:
     strange = arrays.keys() - {name for name, _ in known}
     if strange and backend.name != "numpy":
         name = next(name for name in arrays if name in strange)
+        refuse_stand_in(arrays[name], name)
         kind = type(arrays[name]).__name__
         raise OperandError(f"{name} is of type {kind}, not an array of {backend.name} as others are")
     result = {name: backend.convert(array, name) if name in strange else array for name, array in arrays.items()}

@@ -14,6 +14,7 @@ from einops_fast.attention.options import Options
 from einops_fast.attention.registry import unchecked_names
 from einops_fast.dtypes import FLOATS, dtype_name
 from einops_fast.errors import OperandError
+from einops_fast.foreign import refuse_stand_in
 from einops_fast.runtime import tracing
 from einops_fast.runtime.tracing import is_tracing
 from einops_fast.runtime.tuning import unchecked_mode
@@ -83,6 +84,8 @@ def scaled_dot_product_attention(
             return run(*arrays)
     bias = mask = None
     for name, array in (("query", query), ("key", key), ("value", value), ("attn_mask", attn_mask)):
+        if not is_tracing():
+            refuse_stand_in(array, name)
         if not hasattr(array, "shape") and (array is not None or name != "attn_mask"):
             raise OperandError(f"{name} is of type {type(array).__name__}; it is an array")
     if getattr(is_causal, "shape", ()) != () or is_causal not in (True, False):

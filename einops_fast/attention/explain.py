@@ -42,7 +42,7 @@ def explain_attention(*operands: Any, **options: Any) -> AttentionExplanation:
     asked = Options._make([options.get(name, usual) for name, usual in Options._field_defaults.items()])
     request, arrays = read_call(operands, options.get("layout"), options.get("sequence"), asked, options)
     text = request.pattern
-    if getattr(arrays["q"], "is_nested", False):
+    if getattr(arrays["q"], "is_nested", False) is True:
         _, request, arrays = of_nested_tensors().packed_call(request, arrays)
     backend, arrays = own_call(arrays)
     plan = plan_of(request, arrays, backend.name)

@@ -63,7 +63,7 @@ def refuse_layouts(arrays: Mapping[str, Any]) -> None:
 
     for name, array in arrays.items():
         layout = getattr(array, "layout", torch.strided)
-        if layout is not torch.strided and not getattr(array, "is_nested", False):
+        if isinstance(layout, torch.layout) and layout is not torch.strided and not getattr(array, "is_nested", False):
             raise OperandError(f"{name} is a tensor of layout {layout}; attention takes dense ones: .to_dense()")
 
 

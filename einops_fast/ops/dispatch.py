@@ -13,6 +13,7 @@ from einops_fast.attention import torch_state
 from einops_fast.backends import Backend, backend_for_type, get_backend
 from einops_fast.dtypes import FLOATS, dtype_name
 from einops_fast.errors import OperandError
+from einops_fast.foreign import refuse_stand_in
 from einops_fast.observing import observers
 from einops_fast.observing.calls import tell
 from einops_fast.planning.layout import VECTOR
@@ -103,6 +104,7 @@ def function_for(
                 f"torch.compile has {operator} for tensors of torch only, not for {type(array).__name__}"
             )
     else:
+        refuse_stand_in(array, "the input")
         backend = backend_for_type(type(array)) or get_backend("numpy")
     framework = "torch" if backend is None else backend.name
     found = _of(framework).get(name)
@@ -157,6 +159,8 @@ def _check_others(
                 raise OperandError(f"{operator} needs {argument}, which is None")
             continue
         if not _is_own(other, backend):
+            if backend is not None:  # torch.compile has tensors alone
+                refuse_stand_in(other, argument)
             framework = "torch" if backend is None else backend.name
             raise OperandError(f"{argument} is of type {type(other).__name__}; the input is an array of {framework}")
         _check_dtype(operator, argument, other.dtype, by_torch and argument not in _OF_ANY_KIND)

@@ -7,7 +7,15 @@ import pytest
 import torch
 from python_process import run_python
 
-from einops_fast import OperandError, attention, contract_expression, fast_einsum, ops, patched
+from einops_fast import (
+    OperandError,
+    attention,
+    contract_expression,
+    fast_einsum,
+    ops,
+    patched,
+    scaled_dot_product_attention,
+)
 from einops_fast.attention import attend
 
 CASES = [
@@ -21,6 +29,8 @@ CASES = [
     ("ij->", [(2, 3)]),
     ("ij,jk,kl->il", [(2, 3), (3, 4), (4, 5)]),
 ]
+
+HEADS = torch.ones(2, 2, 5, 4)
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -100,7 +110,13 @@ def test_fx_keeps_the_constants_of_an_expression() -> None:
 
 
 @pytest.mark.parametrize("call", [
-    ops.softmax, ops.layer_norm, lambda x: ops.linear(x, x), lambda x: attention(x, x, x, layout="bhsd"),
+    ops.softmax, ops.layer_norm, ops.rms_norm, lambda x: ops.linear(x, x), lambda x: attention(x, x, x, layout="bhsd"),
+    lambda x: attention(x, layout="bs3hd"), lambda x: attention(HEADS, x, x, layout="bhsd"),
+    lambda x: attention(HEADS, HEADS, HEADS, layout="bhsd", mask=("i j", x)),
+    lambda x: attention(HEADS, HEADS, HEADS, layout="bhsd", segment_ids=x),
+    lambda x: scaled_dot_product_attention(x, x, x), lambda x: scaled_dot_product_attention(HEADS, HEADS, HEADS, x),
+    lambda x: ops.qkv_self_attention(x, 2, HEADS), lambda x: ops.linear(HEADS, x), lambda x: ops.softmax(HEADS, mask=x),
+    lambda x: ops.linear_cross_entropy(HEADS, HEADS, x), lambda x: ops.cross_entropy(x, HEADS),
 ])  # fmt: skip
 def test_fx_is_told_what_makes_a_node_of_other_functions(call: Any) -> None:
     with pytest.raises(OperandError, match=r"torch\.fx\.wrap"):
