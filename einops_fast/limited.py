@@ -90,6 +90,8 @@ def einsum_within(memory_limit: Any, operands: Sequence[Any], sizes: Mapping[str
         if backend.is_recording(arrays):
             raise OperandError("memory_limit isn't for code that is traced: arrays have other sizes when it runs")
         dtype, casting, optimize = options["dtype"], options["casting"], options["optimize"]
+        if out is not None and dtype is None:
+            dtype = backend.dtype_with(arrays, out)
         order = read_options(options["order"], casting)
         subscripts = call.subscripts(tuple([len(array.shape) for array in arrays]))
         key = (hashable(call.spelled), dtype, casting, hashable(optimize), limit), backend.signature(arrays)

@@ -96,6 +96,26 @@ def test_out_may_be_an_operand() -> None:
     np.testing.assert_allclose(x, expected)
 
 
+@pytest.mark.parametrize("equation", ["ij->", "ij->ji", "ii->i", "ij->j"])
+def test_one_operand(equation: str) -> None:
+    x = np.random.default_rng(4).standard_normal((60, 60))
+    np.testing.assert_allclose(fast_einsum(equation, x, memory_limit=40_000), np.einsum(equation, x))
+
+
+def test_axes_without_elements() -> None:
+    for limit in (1, 10_000):
+        assert fast_einsum("ij,jk->k", np.ones((5, 0)), np.ones((0, 0)), memory_limit=limit).shape == (0,)
+    found = fast_einsum("ij,jk->ik", np.ones((5, 0)), np.ones((0, 4)), memory_limit=1000)
+    assert (found == np.zeros((5, 4))).all()
+
+
+def test_a_wider_out_says_what_is_computed_in() -> None:
+    x = np.random.default_rng(5).standard_normal((64, 64)).astype(np.float32)
+    out, plain = np.zeros((64, 64)), np.zeros((64, 64))
+    fast_einsum("ij,jk,kl->il", x, x, x, out=out, memory_limit=120_000)
+    np.testing.assert_allclose(out, fast_einsum("ij,jk,kl->il", x, x, x, out=plain), rtol=1e-12, atol=1e-12)
+
+
 def test_words_compositions_and_given_sizes() -> None:
     q, k = np.random.default_rng(3).standard_normal((2, 2, 50, 12))
     plain = fast_einsum("b i (h d), b j (h d) -> b h i j", q, k, h=3)

@@ -144,13 +144,13 @@ class _Steps:
     def next(self, extents: Mapping[str, int]) -> str | None:
         """Return the label to cut in two: the one that costs least for what it takes off the largest step."""
         most, labels = self.largest(extents)
-        flops = self.flops(extents)
+        flops = max(self.flops(extents), 1)  # an axis may have no elements
         best: tuple[float, ...] = (inf,)
         found = None
         long = {label for label, extent in extents.items() if extent > 1}
         for label in sorted(labels & long or long):
             shorter = {**extents, label: -(-extents[label] // 2)}
-            least, more = self.largest(shorter)[0], self.flops(shorter)
+            least, more = max(self.largest(shorter)[0], 1), max(self.flops(shorter), 1)
             gain = log(most / least) if least < most else 0.0
             price = log(more / flops) / gain if gain else inf, float(more), float(-extents[label])
             if found is None or price < best:
