@@ -142,6 +142,7 @@ def _parser() -> argparse.ArgumentParser:
         default="auto",
         help="true, false or the name of an opt_einsum optimizer (default: %(default)s)",
     )
+    explain.add_argument("--memory-limit", metavar="BYTES", help="such as 2GiB: what the call may allocate at a time")
     explain.add_argument("--json", action="store_true", help="print JSON")
     explain.set_defaults(answer=_explain)
 
@@ -264,6 +265,7 @@ def _explain(options: argparse.Namespace) -> int:
             backend=options.backend,
             optimize=options.optimize,
             sizes={name: size for each in sizes for name, size in each.items()},
+            memory_limit=options.memory_limit,
         )
     except TypeError as error:  # a size of an axis that the equation hasn't
         return _refuse(str(error).rpartition("argument ")[2])

@@ -10,8 +10,6 @@ from einops_fast.annotations import Autotune, Casting, Precision
 from einops_fast.backends import get_backend
 from einops_fast.einsum import plan_arguments, settings
 from einops_fast.errors import OperandError, ShapeError
-from einops_fast.planning.plan import Plan
-from einops_fast.planning.slicing import Slicing, read_bytes
 
 if TYPE_CHECKING:
     from einops_fast.explanation import Explanation
@@ -50,12 +48,7 @@ def explain(
         (1440, 0)
     """
     with settings(autotune, precision):
-        if memory_limit is None:
-            return _explanation_of(plan_arguments(operands, dtype, casting, optimize, sizes))
-        from einops_fast.limited import slicing_of  # few calls have a limit
-
-        slicing_within = partial(slicing_of, limit=read_bytes(memory_limit))
-        return _explanation_of(plan_arguments(operands, dtype, casting, optimize, sizes, slicing_within))
+        return _explained(operands, dtype, casting, optimize, sizes, memory_limit)
 
 
 def explain_shapes(
@@ -65,6 +58,7 @@ def explain_shapes(
     backend: str = "numpy",
     optimize: Any = "auto",
     sizes: Mapping[str, int] | None = None,
+    memory_limit: int | str | None = None,
 ) -> Explanation:
     """:func:`explain` for contiguous operands that needn't exist.
 
@@ -75,6 +69,7 @@ def explain_shapes(
         backend: name of a backend whose framework is installed.
         optimize: as for :func:`fast_einsum`.
         sizes: of axes, by name, as for :func:`fast_einsum`.
+        memory_limit: as there.
 
     Raises:
         OperandError: there is no such backend, or it has no such dtype.
@@ -94,11 +89,16 @@ def explain_shapes(
         # MXNet's begin with where in its source they come from.
         *_, reason = str(error).strip().splitlines() if str(error).startswith("Traceback") else [error]
         raise ShapeError(f"{backend} has no array of these shapes: {reason}") from error
-    return _explanation_of(plan_arguments((equation, *examples), None, "safe", optimize, sizes))
+    return _explained((equation, *examples), None, "safe", optimize, sizes, memory_limit)
 
 
-def _explanation_of(plan: Plan | Slicing) -> Explanation:
+def _explained(
+    operands: Sequence[Any], dtype: Any, casting: str, optimize: Any, sizes: Mapping[str, int] | None, memory_limit: Any
+) -> Explanation:
     # Few programs explain anything: none should wait for this when it imports the package.
     from einops_fast.explanation import explanation_of
+    from einops_fast.limited import slicing_of
+    from einops_fast.planning.slicing import read_bytes
 
-    return explanation_of(plan)
+    plan = None if memory_limit is None else partial(slicing_of, limit=read_bytes(memory_limit))
+    return explanation_of(plan_arguments(operands, dtype, casting, optimize, sizes, plan))

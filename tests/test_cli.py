@@ -427,3 +427,11 @@ def test_prints_what_cannot_be_encoded(cache, monkeypatch):
 def test_the_help_of_run_names_everything_that_can_be_patched():
     told = " ".join(_run("run", "--help").stdout.split())
     assert all(f"{name} ({function})" in told for name, function in FUNCTIONS.items())
+
+
+def test_explain_within_a_memory_limit(capsys: pytest.CaptureFixture[str]) -> None:
+    chain = ["explain", "ij,jk,kl->il", "400,300", "300,500", "500,200"]
+    assert main([*chain, "--memory-limit", "500 kB"]) == 0
+    assert "pieces (" in capsys.readouterr().out
+    assert main([*chain, "--memory-limit", "many"]) != 0
+    assert "memory_limit is a number of bytes" in capsys.readouterr().err
