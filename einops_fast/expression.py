@@ -235,7 +235,9 @@ class ContractExpression:
                     return result
             # Likeness is about the dtypes of the operands.
             like = backend.likeness(operands) if self._dtype is None else None
-            like = like or (lambda others: backend.signature(others) == signature)
+            # Looked up, not compared: symbolic sizes can't be hashed, where to compare them would make numbers of them.
+            known = {signature}
+            like = like or (lambda others: backend.signature(others) in known)
             found = like, self._compile(backend, operands)
             if len(self._runs) >= _MOST_RUNS:
                 self._runs.clear()
