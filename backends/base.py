@@ -154,13 +154,13 @@ class Backend(ABC):
         """Elements that an intermediate may have on the operands' device; ``None`` if that isn't known."""
         return None
 
-    @abstractmethod
     def sums_of(self, part: Any, shape: tuple[int, ...], *, wide: bool) -> Any:
         """An array of zeros like ``part`` but of another shape; if it is ``wide``, of float32 in place of halves."""
+        raise NotImplementedError
 
     def in_pieces(self, run: Run, operands: Sequence[Any]) -> Run:
         """What contracts operands a piece at a time, as a callable that gradients can be taken of."""
-        return run
+        raise OperandError(f"memory_limit is less than this call takes, and {self.name} arrays aren't cut into pieces")
 
     def gives_c_order(self, equation: str, operands: Sequence[Any]) -> bool:
         """Whether users of the framework's own einsum may rely on it that this result lies in C order."""

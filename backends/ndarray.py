@@ -59,6 +59,9 @@ class NdarrayBackend(Backend):
     def sums_of(self, part: Any, shape: tuple[int, ...], *, wide: bool) -> Any:
         return self.xp.zeros(shape, self.xp.float32 if wide and part.dtype == self.xp.float16 else part.dtype)
 
+    def in_pieces(self, run: Run, operands: Sequence[Any]) -> Run:
+        return run
+
     def finish(self, result: Any, out: Any, order: str, casting: str) -> Any:
         if out is not None:
             if tuple(out.shape) != tuple(result.shape):

@@ -70,7 +70,22 @@ class Pieces:
         return whole if answer is None else answer(whole)
 
 
-def einsum_within(memory_limit: Any, operands: Sequence[Any], sizes: Mapping[str, int], out: Any,
+def einsum_within(*arguments: Any) -> Any:
+    """Return what :func:`_einsum_within` does; in a function that torch compiles, outside of its graphs."""
+    run = _uncompiled() if "torch._dynamo" in sys.modules else _einsum_within
+    return run(*arguments)
+
+
+def _uncompiled() -> Any:
+    return sys.modules["torch"].compiler.disable(_einsum_within, reason="calls with memory_limit run eagerly")
+
+
+# To import torch's compiler takes a second, and who calls this eagerly may have no use for it.
+for _each in (einsum_within, _uncompiled):
+    _each._torchdynamo_disable = True  # type: ignore[attr-defined]
+
+
+def _einsum_within(memory_limit: Any, operands: Sequence[Any], sizes: Mapping[str, int], out: Any,
                   options: dict[str, Any], autotune: Any, precision: Any) -> Any:  # fmt: skip
     """Return what :func:`einops_fast.fast_einsum` does within a limit; its other arguments are as there.
 
@@ -125,7 +140,3 @@ def slicing_of(
     paths = {path: None for room in (None, limit // 8) for path in candidate_paths(subscripts, sizes, optimize, room)}
     plans = [plan_of(sizes, path) for path in paths]
     return cheapest_slicing(plans, limit, plan_of, target.gradients)
-
-
-if "torch" in sys.modules:  # as where tensors are contracted: what compiles such a call breaks its graph here
-    einsum_within = sys.modules["torch"].compiler.disable(einsum_within, reason="calls with memory_limit run eagerly")

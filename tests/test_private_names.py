@@ -259,6 +259,7 @@ EXAMPLES: dict[str, Callable[[], Any]] = {
     "torch._ops.OpOverload": lambda: import_module("torch").ops.aten.add.Tensor,
     "torch.autograd.graph.Node": attention_node,
     "torch.compiler": lambda: import_module("torch").compiler.assume_constant_result(lambda: None),
+    "torch.compiler.disable": lambda: import_module("torch").compiler.disable(lambda: None),
     "torch.nested._internal.nested_tensor.NestedTensor": nested,
     "torch.nn.Module": lambda: import_module("torch").nn.Module(),
     "transformers.PreTrainedModel": loss_names,

@@ -207,6 +207,15 @@ def test_a_new_framework_has_all_ways_to_call() -> None:
 
 
 @pytest.mark.usefixtures("boxes")
+def test_a_memory_limit_is_kept_to_or_refused() -> None:
+    boxes = [Box(np.ones((20, 20))) for _ in range(3)]
+    whole = fast_einsum("ij,jk,kl->il", *boxes, memory_limit="1 MB")
+    np.testing.assert_array_equal(whole.values, np.full((20, 20), 400.0))
+    with pytest.raises(OperandError, match="memory_limit is less than this call takes, and box arrays aren't cut"):
+        fast_einsum("ij,jk,kl->il", *boxes, memory_limit=5000)
+
+
+@pytest.mark.usefixtures("boxes")
 def test_a_backend_converts_nothing_unless_it_says_so() -> None:
     with pytest.raises(OperandError, match="operand 1 is of type list, the others are box arrays"):
         fast_einsum("i,i->", Box(np.ones(2)), [1.0, 2.0])

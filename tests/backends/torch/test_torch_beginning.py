@@ -77,7 +77,7 @@ def test_a_checkpoint_is_decided_for_once(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: bool(deterministic))
     deterministic: list[bool] = []
     monkeypatch.setattr(begun, "gpu_ceilings", lambda device: gpu_ceilings("H200"))
-    monkeypatch.setattr(beginning.CallProblem, "is_loaded", lambda problem, name: True)
+    monkeypatch.setattr(beginning.CallProblem, "is_loaded", lambda problem, way: True)
     ran: list[str] = []
 
     def call(x: Any, hooks: bool) -> str:
@@ -143,7 +143,7 @@ def test_calls_find_out_which_way_is_faster(monkeypatch: pytest.MonkeyPatch, gra
     monkeypatch.setattr(begun, "gpu_ceilings", lambda device: gpu_ceilings("H200"))
     monkeypatch.setattr(beginning._MEMORY, "stopwatch", Watch)
     monkeypatch.setattr(beginning.CallProblem, "compiled", lambda problem, name: None)
-    monkeypatch.setattr(beginning.CallProblem, "is_loaded", lambda problem, name: True)
+    monkeypatch.setattr(beginning.CallProblem, "is_loaded", lambda problem, way: True)
     monkeypatch.setattr(tiers, "PRICE", 0.0)
     clear_plans()
     x = torch.ones(4, 8, requires_grad=gradients)
@@ -177,7 +177,7 @@ class Named(Implementation):
 @pytest.mark.parametrize("known", [False, True])
 def test_attention_in_a_checkpoint_is_decided_for_once(monkeypatch: pytest.MonkeyPatch, known: bool) -> None:
     """By what is known and loaded at its first call, if anything is."""
-    monkeypatch.setattr(beginning.CallProblem, "is_loaded", lambda problem, name: True)
+    monkeypatch.setattr(beginning.CallProblem, "is_loaded", lambda problem, way: True)
     ran: list[str] = []
     library, ours = Named("library", False, ran), Named("ours", True, ran)
     q = torch.ones(2, 3, 4, requires_grad=True)

@@ -53,7 +53,7 @@ def test_many_lengths_share_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.setenv("EINOPS_FAST_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(beginning._MEMORY, "stopwatch", Watch)
     monkeypatch.setattr(beginning.CallProblem, "compiled", lambda problem, name: compiled.append(name))
-    monkeypatch.setattr(beginning.CallProblem, "is_loaded", lambda problem, name: True)
+    monkeypatch.setattr(beginning.CallProblem, "is_loaded", lambda problem, way: True)
     rehearsed = [SimpleNamespace(source="the kernel")]
     monkeypatch.setattr(beginning.CallProblem, "rehearsed", lambda problem, name: rehearsed)
     monkeypatch.setattr(begun._OperatorProblem, "saves", lambda problem: 1e-4)
@@ -76,7 +76,7 @@ def test_many_lengths_share_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 def test_a_shape_whose_kernels_are_not_there_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Though others of its class run by kernels: no call waits for its own."""
     loaded: list[str] = []
-    monkeypatch.setattr(beginning.CallProblem, "is_loaded", lambda problem, name: bool(loaded.append(name)))
+    monkeypatch.setattr(beginning.CallProblem, "is_loaded", lambda problem, way: bool(loaded.append(way.name)))
     ways = [lambda x, name=name: name for name in ("library", "kernels")]
     with autotune("auto"):
         runs = [begun.begun(begun.Calls("softmax", *ways, (torch.ones(rows, 8),), 1, 1.0)) for rows in (30, 31)]
