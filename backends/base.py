@@ -114,7 +114,7 @@ class Backend(ABC):
         raise OperandError(f"{name} is of type {type(value).__name__}, the others are {self.name} arrays")
 
     def writes_to(self, out: Any) -> bool:
-        """Whether results may be written to ``out``, which is no array of this backend's."""
+        """Return whether results may be written to ``out``, which is no array of this backend's."""
         return False
 
     @abstractmethod
@@ -155,11 +155,11 @@ class Backend(ABC):
         return None
 
     def sums_of(self, part: Any, shape: tuple[int, ...], *, wide: bool) -> Any:
-        """An array of zeros like ``part`` but of another shape; if it is ``wide``, of float32 in place of halves."""
+        """Return zeros like ``part``, of another shape; if ``wide``, of float32 where ``part`` is of halves."""
         raise NotImplementedError
 
     def in_pieces(self, run: Run, operands: Sequence[Any]) -> Run:
-        """What contracts operands a piece at a time, as a callable that gradients can be taken of."""
+        """Return ``run``, which contracts operands a piece at a time, as a function that can be differentiated."""
         raise OperandError(f"memory_limit is less than this call takes, and {self.name} arrays aren't cut into pieces")
 
     def gives_c_order(self, equation: str, operands: Sequence[Any]) -> bool:
@@ -232,7 +232,7 @@ class Backend(ABC):
         return run
 
     def any_size(self) -> bool:
-        """Whether plans, splits and merges have to hold for arrays of any size now, since the framework traces."""
+        """Return whether the framework traces this call, so that the plan has to hold for arrays of any size."""
         return False
 
     def contraction(self, step: Contraction) -> Run:
@@ -240,11 +240,11 @@ class Backend(ABC):
         raise NotImplementedError
 
     def split(self, array: Any, axes: Sequence[Sequence[int | None]]) -> Any:
-        """The array with each axis split into axes of these sizes, one of which may follow; see :meth:`any_size`."""
+        """Split each axis into axes of these sizes; ``None`` for a size that the axis tells. See :meth:`any_size`."""
         raise NotImplementedError
 
     def merge(self, array: Any, counts: Sequence[int]) -> Any:
-        """The array with so many axes at a time merged into one; see :meth:`any_size`."""
+        """Merge neighbouring axes: ``counts`` says how many make up each axis of the result. See :meth:`any_size`."""
         raise NotImplementedError
 
     def fused(self, step: Fused) -> Run:

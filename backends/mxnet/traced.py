@@ -56,7 +56,7 @@ def contract_any_size(equation: str, *operands: Any) -> Any:
 
 
 def split_axes(array: Any, axes: Sequence[Sequence[int | None]]) -> Any:
-    """The array with each axis split into axes of these sizes, where ``None`` is what follows from its length.
+    """Split each axis into axes of these sizes; ``None`` for a size that the axis tells.
 
     MXNet raises an error in a later call whose array doesn't have these.
     """
@@ -80,7 +80,7 @@ def split_axes(array: Any, axes: Sequence[Sequence[int | None]]) -> Any:
 
 
 def merge_axes(array: Any, counts: Sequence[int]) -> Any:
-    """The array with so many axes at a time as one, of length 1 for none."""
+    """Merge neighbouring axes: ``counts`` says how many make up each axis of the result; 0 makes one of size 1."""
     for at, count in enumerate(counts):
         array = _merged(array, at, count)
     return array

@@ -59,7 +59,7 @@ def _evens_out(spec: AttentionSpec) -> bool:
     are products mostly, the more so in float32.
     """
     scores, compiles = prod(spec.batch) * spec.q_len * spec.kv_len, is_tracing()
-    if not (compiles or isinstance(scores, int)):  # recorded for any sizes, of which padding would make constants
+    if not (compiles or isinstance(scores, int)):  # padding would make constants of recorded sizes
         return False
     if not spec.gradients and spec.dtype != "float16":
         return True
