@@ -1,5 +1,6 @@
 """Modules of torch made of :func:`einops_fast.attention` and :mod:`einops_fast.ops`. Importing this imports torch."""
 
+from einops_fast.nn.attention_interface import register_attention
 from einops_fast.nn.bert import BertSelfAttention
 from einops_fast.nn.causal import CausalSelfAttention
 from einops_fast.nn.gpt import Conv1D, GPTAttention
@@ -34,5 +35,6 @@ __all__ = [
     "RMSNorm",
     "Softmax",
     "optimize",
+    "register_attention",
     "restore",
 ]
