@@ -1,5 +1,6 @@
 """Modules of torch made of :func:`einops_fast.attention` and :mod:`einops_fast.ops`. Importing this imports torch."""
 
+from einops_fast.backends.torch.flops import register_flop_formulas
 from einops_fast.nn.attention_interface import register_attention
 from einops_fast.nn.bert import BertSelfAttention
 from einops_fast.nn.causal import CausalSelfAttention
@@ -36,5 +37,6 @@ __all__ = [
     "Softmax",
     "optimize",
     "register_attention",
+    "register_flop_formulas",
     "restore",
 ]
