@@ -48,12 +48,17 @@ __all__ = [
     "wait_for_kernels",
 ]
 
+einsum = fast_einsum
+"""By the name that libraries look for, with ``tensordot`` and ``transpose``, in a module that contracts for them."""
+
 _MODULES = ("metrics", "nn", "ops")
 
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:  # imported when they are first asked for
         return import_module(f"{__name__}.{name}")
+    if name in ("tensordot", "transpose"):
+        return getattr(import_module(f"{__name__}.numpy_names"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
