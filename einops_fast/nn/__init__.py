@@ -4,6 +4,7 @@ from einops_fast.backends.torch.flops import register_flop_formulas
 from einops_fast.nn.attention_interface import register_attention
 from einops_fast.nn.bert import BertSelfAttention
 from einops_fast.nn.causal import CausalSelfAttention
+from einops_fast.nn.einsum import Einsum
 from einops_fast.nn.gpt import Conv1D, GPTAttention
 from einops_fast.nn.injection import OptimizeReport, optimize, restore
 from einops_fast.nn.layers import (
@@ -25,6 +26,7 @@ __all__ = [
     "Conv1D",
     "CrossEntropyLoss",
     "DropoutAddLayerNorm",
+    "Einsum",
     "FusedDropoutBias",
     "FusedLinear",
     "GPTAttention",
