@@ -6,7 +6,7 @@ from einops_fast.nn.bert import BertSelfAttention
 from einops_fast.nn.causal import CausalSelfAttention
 from einops_fast.nn.einsum import Einsum
 from einops_fast.nn.gpt import Conv1D, GPTAttention
-from einops_fast.nn.injection import OptimizeReport, optimize, restore
+from einops_fast.nn.injection import OptimizeReport, optimize, register_policy, restore
 from einops_fast.nn.layers import (
     CrossEntropyLoss,
     DropoutAddLayerNorm,
@@ -40,5 +40,6 @@ __all__ = [
     "optimize",
     "register_attention",
     "register_flop_formulas",
+    "register_policy",
     "restore",
 ]

@@ -124,7 +124,7 @@ def _bias_axes(read: Composition, told: str | None) -> tuple[str, ...]:
         axes = composed(told).output
     if not axes or tuple([axis for axis in read.output if axis in axes]) != axes:
         raise SubscriptsError(
-            f"the bias of {read.text!r} has axes of the result, in its order, and with True those that only the weight has"
+            f"the bias of {read.text!r} has axes of the result, in its order, with True those that only the weight has"
             + ("" if told is None else f"; not {told.rpartition('->')[2].strip()!r}")
         )
     return axes

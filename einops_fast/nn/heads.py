@@ -9,6 +9,7 @@ from torch import Tensor
 
 from einops_fast.attention.options import count
 from einops_fast.attention.packed import apart
+from einops_fast.attention.torch_state import plain_mask
 from einops_fast.errors import EinsumError, ShapeError
 from einops_fast.nn.masks import mask_options
 from einops_fast.ops.self_attention import attention_or_zeros
@@ -112,7 +113,8 @@ def what_is_seen(
         causal: without a mask, whether several queries see no keys after them, the first facing the first.
     """
     if mask is not None:
-        return k, v, mask_options(mask, k.shape[axis])
+        plain = plain_mask(mask, k)
+        return k, v, mask_options(mask if plain is mask else plain[None, None], k.shape[axis])
     if length < 2 or not causal:
         return k, v, {}
     if k.shape[axis] > length:  # a cache of fixed size: no query sees what is behind the new keys
