@@ -117,3 +117,25 @@ def test_transpose_is_a_view() -> None:
     found = einops_fast.transpose(a, (2, 0, 1))
     assert found.shape == (4, 2, 3)
     assert np.shares_memory(found, a)
+
+
+def test_diffusers_calls_what_is_patched(device: str) -> None:
+    """Its attention processors, and the native backend of its dispatcher, call torch's function: ours on a GPU."""
+    diffusers: Any = pytest.importorskip("diffusers")
+    blocks = {"down_block_types": ("CrossAttnDownBlock2D",), "up_block_types": ("CrossAttnUpBlock2D",)}
+    widths = {"block_out_channels": (8,), "norm_num_groups": 4, "cross_attention_dim": 16, "attention_head_dim": 4}
+    net = diffusers.UNet2DConditionModel(sample_size=8, layers_per_block=1, **blocks, **widths).eval().to(device)
+    noise, text = torch.randn(1, 4, 8, 8, device=device), torch.randn(1, 5, 16, device=device)
+    sizes = {"num_layers": 1, "attention_head_dim": 8, "num_attention_heads": 2, "axes_dims_rope": (2, 2, 4)}
+    channels = {"in_channels": 4, "out_channels": 4, "joint_attention_dim": 8, "patch_size": 1}
+    image = diffusers.QwenImageTransformer2DModel(**sizes, **channels).eval().to(device)
+    given = {"encoder_hidden_states": text[..., :8], "timestep": torch.ones(1, device=device)}
+    given |= {"hidden_states": noise.flatten(2)[..., :16].mT, "img_shapes": [[(1, 4, 4)]], "return_dict": False}
+    given |= {"encoder_hidden_states_mask": torch.ones(1, 5, dtype=torch.int64, device=device)}
+    for call in (lambda: net(noise, 1, text).sample, lambda: image(**given)[0]):
+        expected = call()
+        with einops_fast.profile() as seen, patched("torch.sdpa"):
+            found = call()
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+        on_cpu = [row.calls for row in seen.native if row.reason == "its tensors aren't on a CUDA device"]
+        assert seen.attention_calls if device == "cuda" else sum(on_cpu)
