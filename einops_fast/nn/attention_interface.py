@@ -50,7 +50,8 @@ def _mask(*sizes: Any, **options: Any) -> Tensor | None:
     from transformers.masking_utils import sdpa_mask
 
     if not torch.compiler.is_compiling():
-        _check(type(options.get("config")))
+        config: Any = options.get("config")
+        _check(config.__class__)
     found: Tensor | None = sdpa_mask(*sizes, **options)
     return found
 
@@ -88,6 +89,8 @@ def _attend(
     """Return the attention of (batch, heads, length, features) as (batch, length, heads, features)."""
     refuse({"output_attentions": options.get("output_attentions")})
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+    if attention_mask is not None and attention_mask.dim() < 4:
+        attention_mask = attention_mask[(None,) * (4 - attention_mask.dim())]
     key, value, seen = what_is_seen(key, value, 2, query.shape[2], attention_mask, causal)
     if position_bias is not None:
         bias = position_bias[..., : key.shape[2]]

@@ -66,7 +66,9 @@ class Einsum(nn.Module):
         summed = {*"".join(read.inputs[-1])} - {*"".join(read.output)}
         self._bound = max(1, prod([by_letter[letter] for letter in summed])) ** -0.5
         # The weight has these sizes: axes that are called as an argument of the function, such as `out`, do without.
-        self._told = {name: size for name, size in sizes.items() if name not in signature(fast_einsum).parameters}
+        self._told: dict[str, Any] = {
+            name: size for name, size in sizes.items() if name not in signature(fast_einsum).parameters
+        }
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

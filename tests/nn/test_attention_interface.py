@@ -163,6 +163,16 @@ def test_a_causal_mask_is_not_made() -> None:
     assert create_causal_mask(config, inputs, padding(), past_key_values=None).shape == (3, 1, 9, 9)
 
 
+def test_a_mask_of_fewer_axes_is_for_all_heads() -> None:
+    expected, found = both("Llama")
+    x, mask = torch.randn(3, 9, 16), torch.ones(9, 9, dtype=torch.bool).tril()
+    angles = torch.ones(3, 9, 4), torch.zeros(3, 9, 4)
+    wide = torch.zeros(1, 1, 9, 9).masked_fill(~mask, float("-inf"))
+    ours, _ = found.model.layers[0].self_attn(x, position_embeddings=angles, attention_mask=mask)
+    native, _ = expected.model.layers[0].self_attn(x, position_embeddings=angles, attention_mask=wide)
+    close(ours, native)
+
+
 def test_weights_are_refused() -> None:
     with pytest.raises(EinsumError, match="output_attentions can't be True"):
         build("Llama", "einops_fast")(tokens(), output_attentions=True)

@@ -221,7 +221,8 @@ scaled = Operator("scaled(Tensor x, Tensor factor) -> Tensor", _compute_scaled, 
 
 def _flops(x: Any, matrix: Any, *others: Any) -> int:
     """Count the product of logits, and one for each gradient of ``x`` and of the matrix."""
-    return 2 * x.numel() * matrix.shape[0] * (1 + sum(others[-3:-1]))
+    count: int = 2 * x.numel() * matrix.shape[0] * (1 + sum(others[-3:-1]))
+    return count
 
 
 _NUMBERS = "int chunk, bool of_x, bool of_matrix, bool of_bias"
