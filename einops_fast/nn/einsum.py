@@ -50,21 +50,26 @@ class Einsum(nn.Module):
     ) -> None:
         super().__init__()
         self.equation, self.sizes, self.bias_axes = equation, sizes, bias
-        terms, arrow, _ = _spaced(equation).partition("->")
+        text = _spaced(equation)
+        terms, arrow, _ = text.partition("->")
         if not arrow or terms.count(",") != 1:
             raise SubscriptsError(f"an equation of a layer is '<input>, <weight> -> <result>', not {equation!r}")
-        read = composed(_spaced(equation))
-        by_letter = _sizes(read, sizes)
-        axes = _bias_axes(read, f"{terms}->{_spaced(bias)}" if isinstance(bias, str) else None) if bias else ()
-        shape = [_size(read, axis, by_letter, "weight") for axis in read.inputs[-1]]
+        read = composed(text)
+        letters = {name: letter for letter, name in read.names.items()}
+        for name in sizes.keys() - letters.keys():
+            raise EinsumError(f"{equation!r} has no axis {name!r}, for which a size is given")
+        what = "a whole number, 0 or more"
+        known = {letters[name]: count(f"the size of {name!r}", size, what, 0) for name, size in sizes.items()}
+        shape = [_size(read, axis, known, "weight") for axis in read.inputs[1]]
         self.weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
         self.bias = None
-        if axes:
+        if bias:
+            axes = _bias_axes(read, f"{terms}->{_spaced(bias)}" if isinstance(bias, str) else None)
             behind = read.output[read.output.index(axes[0]) :]
-            shape = [_size(read, axis, by_letter, "bias") if axis in axes else 1 for axis in behind]
+            shape = [_size(read, axis, known, "bias") if axis in axes else 1 for axis in behind]
             self.bias = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
-        summed = {*"".join(read.inputs[-1])} - {*"".join(read.output)}
-        self._bound = max(1, prod([by_letter[letter] for letter in summed])) ** -0.5
+        summed = {*"".join(read.inputs[1])} - {*"".join(read.output)}
+        self._bound = max(1, prod([known[letter] for letter in summed])) ** -0.5
         # The weight has these sizes: axes that are called as an argument of the function, such as `out`, do without.
         self._told: dict[str, Any] = {
             name: size for name, size in sizes.items() if name not in signature(fast_einsum).parameters
@@ -95,17 +100,6 @@ def _spaced(text: Any) -> str:
     if any(" " in term or "(" in term for term in terms):
         return text
     return "".join([f" {character} " if character.isalpha() else character for character in text])
-
-
-def _sizes(read: Composition, sizes: dict[str, int]) -> dict[str, int]:
-    letters = {name: letter for letter, name in read.names.items()}
-    strange = [name for name in sizes if name not in letters]
-    if strange:
-        raise EinsumError(f"{read.text!r} has no axis {strange[0]!r}, for which a size is given")
-    return {
-        letters[name]: count(f"the size of {name!r}", size, "a whole number, 0 or more", 0)
-        for name, size in sizes.items()
-    }
 
 
 def _size(read: Composition, axis: str, sizes: dict[str, int], of: str) -> int:

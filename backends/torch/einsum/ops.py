@@ -19,7 +19,7 @@ import torch
 
 from einops_fast.backends.torch.autocast import outside_autocast
 from einops_fast.backends.torch.einsum.autograd import gradient_equation, product_order, spread
-from einops_fast.backends.torch.flops import count_flops
+from einops_fast.backends.torch.flops import formulas
 from einops_fast.dtypes import dtype_name
 from einops_fast.einsum import fast_einsum
 from einops_fast.errors import SubscriptsError
@@ -68,7 +68,7 @@ def _flops(operands: Sequence[Any], equation: str, optimize: str, *others: Any) 
     return explain_shapes(equation, shapes, dtype, "torch", _evaluated(optimize)).flops
 
 
-count_flops("einsum", _flops)
+formulas["einsum"] = _flops
 
 
 @torch.library.register_fake(_NAME)  # type: ignore[untyped-decorator]
