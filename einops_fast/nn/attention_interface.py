@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import sys
-from functools import cache
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from einops_fast.errors import EinsumError
@@ -49,16 +47,16 @@ def _mask(*sizes: Any, **options: Any) -> Tensor | None:
     """Return the mask that ``sdpa`` attention gets: booleans, or none where causality says it all."""
     from transformers.masking_utils import sdpa_mask
 
-    if not torch.compiler.is_compiling():
-        config: Any = options.get("config")
-        _check(config.__class__)
+    config: Any = options.get("config")
+    _check(config.__class__)
     found: Tensor | None = sdpa_mask(*sizes, **options)
     return found
 
 
-@cache
 def _check(config: type) -> None:
     """Raise EinsumError if models of this configuration attend by themselves: they would add booleans as numbers."""
+    if config in _checked:
+        return
     beside = f"{config.__module__.rpartition('.')[0]}.modeling_"
     for name, module in [*sys.modules.items()]:
         if not name.startswith(beside) or hasattr(module, "ALL_ATTENTION_FUNCTIONS"):
@@ -70,6 +68,11 @@ def _check(config: type) -> None:
                 f"{name} has attention of its own, which no attn_implementation replaces: leave out "
                 f"attn_implementation={_NAME!r} for a model with a {config.__name__}"
             )
+    _checked.add(config)
+
+
+_checked: set[type] = set()
+_check._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _attend(

@@ -187,5 +187,7 @@ def test_models_with_attention_of_their_own_are_refused(family: str, sizes: Any)
     nn.register_attention()
     config = getattr(transformers, f"{family}Config")(**sizes)
     model = getattr(transformers, f"{family}ForCausalLM")._from_config(config, attn_implementation="einops_fast")
+    with pytest.raises(Exception, match=r"EinsumError: .* has attention of its own"):
+        torch.compile(model, backend="aot_eager")(tokens())
     with pytest.raises(EinsumError, match="attention of its own"):
         model(tokens())
