@@ -8,6 +8,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from python_process import run_python
 
 from einops_fast.profiles.cases import ITEM_SIZES
 from einops_fast.profiles.contraction.cases import FAMILIES
@@ -60,9 +61,46 @@ def broken_links(path):
                 yield target
 
 
-@every_document
+FOLDERS = "docs", "examples", "tests", "profiles", "backends", "einops_fast", ".github"
+MARKDOWN = {path for folder in FOLDERS for path in (ROOT / folder).rglob("*.md")} | {*ROOT.glob("*.md")}
+
+
+@pytest.mark.parametrize("path", sorted(MARKDOWN), ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_links_lead_somewhere(path):
     assert not list(broken_links(path))
+
+
+def test_the_site_has_every_document():
+    text = (ROOT / "docs" / "mkdocs.yml").read_text("utf-8")
+    pages = re.findall(r"^ +- (\S+\.md)$", text, re.MULTILINE)
+    there = {
+        path.relative_to(ROOT).as_posix() for folder in ("docs", "profiles") for path in (ROOT / folder).rglob("*.md")
+    }
+    assert len(pages) == len(set(pages))
+    assert {page for page in pages if not (ROOT / page).is_file()} == set()
+    assert {page for page in there if page.startswith(("docs/", "profiles/results/"))} <= set(pages)
+
+
+def test_the_site_is_built_without_a_warning(tmp_path):
+    pytest.importorskip("mkdocs")
+    pytest.importorskip("material")
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in (
+        "README.md",
+        "CHANGELOG.md",
+        "CONTRIBUTING.md",
+        "SECURITY.md",
+        "LICENSE",
+        "docs",
+        "examples",
+        "profiles",
+    ):
+        (source / name).symlink_to(ROOT / name)
+    config = (ROOT / "docs" / "mkdocs.yml").read_text("utf-8")
+    (tmp_path / "mkdocs.yml").write_text(config.replace("../build/site-source", "source").replace("../build/", ""))
+    run_python("-m", "mkdocs", "build", cwd=tmp_path, NO_MKDOCS_2_WARNING=1)
+    assert 'id="choices-by-measurement"' in (tmp_path / "site/docs/reference/einops_fast.html").read_text("utf-8")
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "docs" / "design").glob("*.md")), ids=lambda path: path.stem)
