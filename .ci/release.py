@@ -8,6 +8,7 @@ the package, the notes of the release from CHANGELOG.md. What passes is in ``dis
 import argparse
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -139,7 +140,7 @@ def main() -> None:
     """Make a release of the version of einops_fast/_version.py."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--home", default="", help="where the files of this version can be read, for README's links")
-    parser.add_argument("--tests", nargs="*", default=["-n", "auto"], help="what pytest is given in the sdist")
+    parser.add_argument("--tests", default="-n auto", help="what pytest is given in the sdist; all tests if left out")
     parser.add_argument("--dry-run", action="store_true", help="neither tag nor ask for entries in CHANGELOG.md")
     options = parser.parse_args()
     version = re.search(r'"(.+)"', (ROOT / "einops_fast" / "_version.py").read_text("utf-8"))[1]
@@ -154,7 +155,18 @@ def main() -> None:
         with tarfile.open(sdist) as files:
             files.extractall(folder / "sdist")
         (unpacked,) = (folder / "sdist").iterdir()
-        print(run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options.tests, cwd=unpacked))
+        print(
+            run(
+                sys.executable,
+                "-m",
+                "pytest",
+                "-q",
+                "-p",
+                "no:cacheprovider",
+                *shlex.split(options.tests),
+                cwd=unpacked,
+            )
+        )
         (ROOT / "dist").mkdir(exist_ok=True)
         for made in (sdist, wheel):
             shutil.copy(made, ROOT / "dist")
