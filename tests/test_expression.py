@@ -11,6 +11,7 @@ from unittest import mock
 import numpy as np
 import pytest
 from attention_arrays import arrays_of, numbers
+from expression_arrays import assert_close, random_arrays
 
 from einops_fast import (
     EinsumError,
@@ -21,8 +22,7 @@ from einops_fast import (
     explain,
     fast_einsum,
 )
-from einops_fast.einsum import plan_arguments, plan_call
-from einops_fast.runtime.constants import cheapest_folding
+from einops_fast.einsum import plan_call
 from einops_fast.runtime.precision import allowed
 from einops_fast.runtime.tuning import current_mode
 
@@ -31,15 +31,6 @@ from einops_fast.runtime.tuning import current_mode
 def make(request):
     """Makes an array of each framework from NumPy's."""
     return partial(arrays_of, request.param)
-
-
-def _random(*shapes, dtype="float32"):
-    generator = np.random.default_rng(0)
-    return [generator.normal(size=shape).astype(dtype) for shape in shapes]
-
-
-def _close(result, expected):
-    np.testing.assert_allclose(numbers(result), expected, 1e-4)
 
 
 @pytest.mark.parametrize(
@@ -54,26 +45,26 @@ def _close(result, expected):
     ],
 )
 def test_same_as_fast_einsum(equation, shapes, make):
-    arrays = _random(*shapes)
+    arrays = random_arrays(*shapes)
     expected = fast_einsum(equation, *arrays)
     expression = contract_expression(equation, *shapes)
     for _ in range(3):
-        _close(expression(*map(make, arrays)), expected)
+        assert_close(expression(*map(make, arrays)), expected)
 
 
 @pytest.mark.parametrize("constants", [[0], [1], [2], [0, 2], (2, 0), {1, 2}, [0, 1, 2], []], ids=str)
 def test_constants(constants, make):
     shapes = [(2, 3), (3, 4), (4, 5)]
-    arrays = [make(array) for array in _random(*shapes)]
-    expected = fast_einsum("ij,jk,kl->il", *_random(*shapes))
+    arrays = [make(array) for array in random_arrays(*shapes)]
+    expected = fast_einsum("ij,jk,kl->il", *random_arrays(*shapes))
     given = [arrays[at] if at in constants else shapes[at] for at in range(3)]
     expression = contract_expression("ij,jk,kl->il", *given, constants=constants)
     for _ in range(2):
-        _close(expression(*[array for at, array in enumerate(arrays) if at not in constants]), expected)
+        assert_close(expression(*[array for at, array in enumerate(arrays) if at not in constants]), expected)
 
 
 def test_the_values_of_a_constant_may_change():
-    a, b = _random((2, 3), (3, 4))
+    a, b = random_arrays((2, 3), (3, 4))
     expression = contract_expression("ij,jk", (2, 3), b, constants=[1])
     expression(a)
     b *= 2
@@ -81,13 +72,13 @@ def test_the_values_of_a_constant_may_change():
 
 
 def test_list_form():
-    a, b = _random((2, 3), (3, 4))
+    a, b = random_arrays((2, 3), (3, 4))
     expression = contract_expression((2, 3), ["row", "mid"], b, ["mid", "column"], ["column", "row"], constants=[1])
     np.testing.assert_allclose(expression(a), (a @ b).T, rtol=1e-5)
 
 
 def test_arrays_may_stand_for_shapes():
-    a, b = _random((2, 3), (3, 4))
+    a, b = random_arrays((2, 3), (3, 4))
     expression = contract_expression("ij,jk", a, b.shape)
     np.testing.assert_allclose(expression(a, b), a @ b, rtol=1e-5)
 
@@ -99,16 +90,16 @@ def test_scalars_and_lists_count_as_numpy():
 
 
 def test_out(make):
-    a, b = _random((2, 3), (3, 4))
+    a, b = random_arrays((2, 3), (3, 4))
     out = make(np.zeros((4, 2), "float32"))
     expression = contract_expression("ij,jk->ki", (2, 3), (3, 4))
     for _ in range(2):
         assert expression(make(a), make(b), out=out) is out
-        _close(out, (a @ b).T)
+        assert_close(out, (a @ b).T)
 
 
 def test_options():
-    a, b = _random((2, 3), (3, 4), dtype="float64")
+    a, b = random_arrays((2, 3), (3, 4), dtype="float64")
     expression = contract_expression("ij,jk->ki", (2, 3), (3, 4), dtype="float32", casting="same_kind", order="C")
     result = expression(a, b)
     assert result.dtype == "float32"
@@ -117,7 +108,7 @@ def test_options():
 
 
 def test_shows_itself():
-    _, b = _random((2, 3), (3, 4))
+    _, b = random_arrays((2, 3), (3, 4))
     expression = contract_expression("ij,jk", (2, 3), b, constants=[1])
     assert repr(expression) == "ContractExpression('ij,jk', (2, 3), (3, 4), constants=[1])"
     assert repr(contract_expression("ij->ji", (2, 3))) == "ContractExpression('ij->ji', (2, 3))"
@@ -129,7 +120,7 @@ def test_shows_itself():
 
 def test_strides_and_dtypes_change():
     expression = contract_expression("ij,jk->ik", (6, 6), (6, 6))
-    wide = _random((12, 6))[0]
+    wide = random_arrays((12, 6))[0]
     for a in [wide[:6], wide[::2], wide[:6].T, wide[:6].astype("float64"), wide[:6].astype("int64"), wide[5::-1]]:
         for _ in range(2):
             result = expression(a, a)
@@ -140,7 +131,7 @@ def test_strides_and_dtypes_change():
 
 def test_the_framework_changes(torch):
     expression = contract_expression("ij,jk->ik", (2, 3), (3, 4))
-    a, b = _random((2, 3), (3, 4))
+    a, b = random_arrays((2, 3), (3, 4))
     for _ in range(2):
         assert type(expression(a, b)) is np.ndarray
         assert type(expression(torch.from_numpy(a), torch.from_numpy(b))) is torch.Tensor
@@ -219,7 +210,7 @@ def test_may_be_made_while_torch_compile_traces(torch):
 
 def test_threads_with_two_frameworks(torch):
     expression = contract_expression("ij,jk->ik", (2, 3), (3, 4))
-    a, b = _random((2, 3), (3, 4))
+    a, b = random_arrays((2, 3), (3, 4))
     wrong = []
 
     def work(make, kind):
@@ -262,7 +253,7 @@ def test_errors_when_it_is_made(error, message, given, options):
 
 
 def test_wrong_shape(make):
-    a, b, wrong = map(make, _random((2, 3), (3, 4), (3, 5)))
+    a, b, wrong = map(make, random_arrays((2, 3), (3, 4), (3, 5)))
     message = r"operand 1 has shape \(3, 5\); the expression was made for \(3, 4\)"
     expression = contract_expression("ij,jk", (2, 3), (3, 4))
     for _ in range(2):
@@ -274,7 +265,7 @@ def test_wrong_shape(make):
 
 
 def test_wrong_number_of_arrays():
-    a, b = _random((2, 3), (3, 4))
+    a, b = random_arrays((2, 3), (3, 4))
     expression, constant = contract_expression("ij,jk", a, b), contract_expression("ij,jk", a, b, constants=[1])
     for _ in range(2):
         for arrays in [(), (a,), (a, b, b)]:
@@ -288,7 +279,7 @@ def test_wrong_number_of_arrays():
 
 
 def test_frameworks_do_not_mix(torch):
-    a, b = _random((2, 3), (3, 4))
+    a, b = random_arrays((2, 3), (3, 4))
     with pytest.raises(OperandError, match="two frameworks"):
         contract_expression("ij,jk", (2, 3), b, constants=[1])(torch.from_numpy(a))
     with pytest.raises(OperandError, match="out is of type"):
@@ -336,14 +327,14 @@ def test_stacks_of_matrices_are_one_call_of_torch(equation, monkeypatch, torch):
 @pytest.mark.parametrize("used", [False, True], ids=["fresh", "used"])
 @pytest.mark.parametrize("copied", [lambda made: pickle.loads(pickle.dumps(made)), copy.copy, copy.deepcopy])
 def test_pickled_and_copied(make, used, copied):
-    a, b, c = map(make, _random((3, 4), (4, 5), (5, 2)))
+    a, b, c = map(make, random_arrays((3, 4), (4, 5), (5, 2)))
     made = contract_expression("ij,jk,kl->il", (3, 4), b, (5, 2), constants=[1], order="C", optimize="greedy")
     expected = made(a, c)
     if not used:
         made.forget_plans()
     loaded = copied(made)
     assert repr(loaded) == repr(made)
-    _close(loaded(a, c), numbers(expected))
+    assert_close(loaded(a, c), numbers(expected))
     with pytest.raises(ShapeError, match="operand 0 has shape"):
         loaded(c, c)
 
@@ -367,115 +358,6 @@ def test_pickled_within_a_module(torch):
     loaded = torch.load(file, weights_only=False)
     torch.testing.assert_close(loaded.project(torch.ones(3, 4)), module.project(torch.ones(3, 4)))
     assert loaded.project._held[0] is loaded.weight  # one parameter, as before
-
-
-FOLDED = [
-    ("ij,jk,ik", [(4, 6), (6, 5), (4, 5)], [1, 2]),
-    ("ij,jk,kl,lm->im", [(2, 6), (6, 6), (6, 6), (6, 6)], [1, 2, 3]),
-    ("ab,bc,cd,de->ae", [(6, 6), (6, 6), (6, 2), (2, 6)], [0, 1, 3]),
-    ("ij,jkz->ik", [(4, 6), (6, 5, 7)], [1]),
-    ("ij,jkk->ik", [(4, 6), (6, 5, 5)], [1]),
-    ("ij,k,k->ij", [(4, 6), (5,), (5,)], [1, 2]),
-]
-
-
-@pytest.mark.parametrize(("equation", "shapes", "constants"), FOLDED, ids=[case[0] for case in FOLDED])
-@pytest.mark.parametrize("optimize", ["auto", "greedy", False], ids=str)
-def test_what_only_constants_take_part_in_is_contracted_once(equation, shapes, constants, optimize, make, monkeypatch):
-    arrays = [make(array) for array in _random(*shapes)]
-    expected = fast_einsum(equation, *_random(*shapes))
-    given = [array if at in constants else shapes[at] for at, array in enumerate(arrays)]
-    expression = contract_expression(equation, *given, constants=constants, optimize=optimize)
-    varying = [array for at, array in enumerate(arrays) if at not in constants]
-    contracted = []
-    monkeypatch.setattr(
-        "einops_fast.expression.fast_einsum", lambda *call: contracted.append(call[0]) or fast_einsum(*call)
-    )
-    for _ in range(3):
-        _close(expression(*varying), expected)
-    # From left to right, only the first path has constants that meet.
-    assert len(contracted) == len(set(contracted))
-    if optimize == "auto" and "kk" not in equation:  # a diagonal is a view
-        assert contracted
-    expression.forget_plans()
-    _close(expression(*varying), expected)
-
-
-def test_a_path_of_ones_own_holds_for_what_constants_leave():
-    shapes = [(3, 4), (4, 5), (5, 6), (6, 7), (7, 8)]
-    arrays = _random(*shapes)
-    path = [(1, 2), (1, 2), (0, 1), (0, 1)]
-    folding = _folding("ab,bc,cd,de,ef->af", arrays, [1, 2, 4], path)
-    assert folding.parts == (((1, 2), "bc,cd->bd"),)
-    assert (folding.others, folding.equation) == ((0, 3, 4), "bd,ab,de,ef->af")
-    assert folding.optimize == ((2, 3), (0, 1), (0, 1))
-
-
-def _folding(equation, arrays, constants, optimize):
-    plan = plan_arguments((equation, *arrays), None, "safe", optimize)
-    return cheapest_folding(plan, constants, optimize, None)
-
-
-def test_nothing_is_folded_that_would_take_longer_or_more_room():
-    x, y = np.ones((1000, 2)), np.ones((1000, 2))
-    # Only their outer product could be kept.
-    assert _folding("ai,bi,ia->b", [x, y, np.ones((2, 1000))], [0, 1], "auto") is None
-    chain = [np.ones((40, 40))] * 3
-    plan = plan_arguments(("ij,jk,kl->il", *chain), None, "safe", "auto")
-    assert cheapest_folding(plan, [1, 2], "auto", 1600) is not None
-    assert cheapest_folding(plan, [1, 2], "auto", 1599) is None
-    assert cheapest_folding(plan, [0, 1, 2], "auto", None) is None
-
-
-def test_a_change_in_place_of_a_constant_tensor_is_noticed(torch):
-    x, v, w = map(torch.from_numpy, _random((2, 6), (6, 6), (6, 6)))
-    expression = contract_expression("ij,jk,kl->il", x.shape, v, w, constants=[1, 2])
-    torch.testing.assert_close(expression(x), x @ v @ w)
-    v.mul_(2)
-    torch.testing.assert_close(expression(x), x @ v @ w)
-
-
-def test_another_storage_of_a_constant_tensor_is_noticed(torch):
-    """As modules have when they are moved, converted and back, or when their parameters are set all at once."""
-    x, *given = map(torch.from_numpy, _random((2, 6), (6, 6), (6, 6)))
-    layers = torch.nn.ParameterList(given).requires_grad_(False)
-    expression = contract_expression("ij,jk,kl->il", x.shape, *layers, constants=[1, 2])
-
-    def right():
-        torch.testing.assert_close(expression(x), x @ layers[0] @ layers[1])
-
-    right()
-    torch.nn.utils.vector_to_parameters(torch.arange(72.0), layers)
-    right()
-    for number in range(3):
-        layers[0].copy_(torch.rand(6, 6) + number)
-        right()
-        layers.bfloat16().float()
-        right()
-
-
-def test_constants_with_gradients_keep_them(torch):
-    x, v, w = map(torch.from_numpy, _random((2, 6), (6, 6), (6, 6)))
-    expression = contract_expression("ij,jk,kl->il", x.shape, v, w, constants=[1, 2])
-    with torch.inference_mode():
-        expression(x)
-    x.requires_grad_()
-    expression(x).sum().backward()
-    torch.testing.assert_close(x.grad, (v @ w).sum(1).expand(2, 6))
-    w.requires_grad_()
-    for _ in range(2):
-        expression(x).sum().backward()
-    torch.testing.assert_close(w.grad, 2 * (x @ v).sum(0)[:, None].expand(6, 6).detach())
-
-
-def test_folded_constants_under_tracers(torch):
-    x, v, w = map(torch.from_numpy, _random((2, 6), (6, 6), (6, 6)))
-    expression = contract_expression("ij,jk,kl->il", x.shape, v, w, constants=[1, 2])
-    batched = torch.vmap(expression)(torch.stack([x, 2 * x]))
-    torch.testing.assert_close(batched[1], 2 * (x @ v @ w))
-    graph = torch.fx.experimental.proxy_tensor.make_fx(expression)(x)
-    torch.testing.assert_close(graph(3 * x), 3 * (x @ v @ w))
-    torch.testing.assert_close(expression(x), x @ v @ w)
 
 
 def test_settings_hold_for_calls_alone() -> None:
