@@ -5,23 +5,19 @@ On a GPU these problems are the library's, as they are small; what our own kerne
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from functools import cache
 from itertools import chain
 from math import prod
 from typing import Any
 from unittest import mock
 
 import numpy as np
-import numpy.typing as npt
 import opt_einsum
 import pytest
 from equations import WAYS, Case, cases, contractions, expected, operands, preferring, relayout
+from frameworks import Array, framework, on_cuda
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from optional_mxnet import mxnet_or_skip
 
 from einops_fast import fast_einsum
 from einops_fast.backends import get_backend
@@ -29,77 +25,6 @@ from einops_fast.einsum import plan_arguments
 from einops_fast.planning.notation import parse
 from einops_fast.planning.plan import compile_plan, make_plan
 from einops_fast.planning.steps import Gemm, Multiply, Native, Step
-from einops_fast.runtime import plan_cache
-from einops_fast.runtime.plan_cache import clear_plans
-
-front: Any = sys.modules["einops_fast.einsum"]
-
-Array = npt.NDArray[Any]
-
-
-# ---- frameworks
-
-
-@dataclass(frozen=True)
-class Framework:
-    """What the tests need of a framework.
-
-    Attributes:
-        make: an array of the framework with the values and the layout of a NumPy array, in the named dtype.
-        read: its values.
-        einsum: the framework's own.
-        negative: whether strides may be negative.
-        backend: its name for `get_backend`.
-    """
-
-    make: Callable[[Array, str], Any]
-    read: Callable[[Any], Array]
-    einsum: Callable[..., Any]
-    negative: bool = False
-    backend: str = "numpy"
-
-
-@cache
-def _torch(device: str) -> Framework:
-    torch = pytest.importorskip("torch")
-
-    def make(array: Array, dtype: str) -> Any:
-        strides = [stride // array.itemsize for stride in array.strides]
-        reach = sum((size - 1) * stride for size, stride in zip(array.shape, strides, strict=True))
-        memory = torch.ones(max(reach + 1, 0), dtype=getattr(torch, dtype), device=device)
-        if memory.is_floating_point() or memory.is_complex():
-            memory.fill_(torch.nan)  # reading between the elements shows
-        tensor = memory.as_strided(array.shape, strides)
-        stored = (..., *(slice(None if stride else 1) for stride in strides))
-        tensor[stored] = torch.from_numpy(array[stored].copy())
-        return tensor
-
-    def read(tensor: Any) -> Array:
-        array: Array = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).cpu().numpy()
-        return array
-
-    return Framework(make, read, torch.einsum, backend="torch")
-
-
-@cache
-def _mxnet() -> Framework:
-    mxnet = mxnet_or_skip().np
-    return Framework(
-        lambda array, dtype: mxnet.array(array, dtype=dtype), mxnet.ndarray.asnumpy, mxnet.einsum, backend="mxnet"
-    )
-
-
-def framework(name: str) -> Framework:
-    """The framework; skips the test where it isn't installed."""
-    if name == "numpy":
-        return Framework(lambda array, dtype: array, np.asarray, np.einsum, negative=True)
-    return _mxnet() if name == "mxnet" else _torch("cuda" if name == "torch-cuda" else "cpu")
-
-
-def on_cuda(*values: Any) -> Any:
-    """A parameter with torch on a GPU for its framework."""
-    return pytest.param("torch-cuda", *values, marks=pytest.mark.gpu)
-
 
 EXACT = [  # sums of small whole numbers are: no rounding, however they are ordered
     *(("numpy", dtype) for dtype in ["float32", "float64", "complex128", "int64", "int8", "bool"]),
@@ -357,101 +282,6 @@ def test_memory_limit_bounds_the_intermediates() -> None:
         plan = plan_arguments(["ab,bc,cd->ad", *arrays], None, "safe", ("optimal", limit))
         largest[limit] = max(prod(step.shape) for step in plan.steps)
     assert largest == {40: 40, 39: 15}  # fewest operations; then the one other order
-
-
-# ---- plans are made once
-
-
-@pytest.fixture
-def plans_made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    """The arguments of every plan made, from an empty cache on."""
-    made: list[Any] = []
-
-    def count(*args: Any) -> Any:
-        made.append(args)
-        return make_plan(*args)
-
-    clear_plans()
-    monkeypatch.setattr(front, "make_plan", count)
-    yield made
-    clear_plans()
-
-
-@pytest.mark.parametrize("name", ["numpy", "torch", "mxnet", on_cuda()])
-@pytest.mark.parametrize("equation", ["ij->i", "ij,jk->ik", "in mid, mid out, out -> in", "ij,jk,k"])
-def test_second_call_makes_no_plan(name: str, equation: str, plans_made: list[Any]) -> None:
-    of = framework(name)
-    shapes = [(2, 3), (3, 4), (4,)][: equation.count(",") + 1]
-    for value in (1, 2):
-        fast_einsum(equation, *[of.make(np.full(shape, value, "float64"), "float64") for shape in shapes])
-    assert len(plans_made) == 1
-
-
-def test_second_call_makes_no_plan_whatever_its_form(plans_made: list[Any]) -> None:
-    a, b, out = np.ones((2, 3)), np.ones((3, 4)), np.zeros((2, 4))
-    calls: list[Callable[[], Any]] = [
-        lambda: fast_einsum("ij,jk->ik", [a, b]),
-        lambda: fast_einsum(a, [0, 1], b, [1, 2]),
-        lambda: fast_einsum("ij,jk->ik", a.tolist(), b),
-        lambda: fast_einsum("ij,jk->ik", a, b, dtype="complex128"),
-        lambda: fast_einsum("ij,jk->ik", a, b, order="F"),
-        lambda: fast_einsum("ij,jk->ik", a, b, out=out),
-        lambda: fast_einsum("ij,jk,kl->il", a, b, b.T, optimize=[(1, 2), (0, 1)]),
-    ]
-    for call in calls:
-        call()
-        plans_made.clear()
-        call()
-        assert not plans_made
-
-
-def test_whatever_a_plan_depends_on_makes_another(plans_made: list[Any]) -> None:
-    a = np.ones((20, 20))
-    variants: list[tuple[Sequence[Any], dict[str, Any]]] = [
-        ((a, a), {}),
-        ((a, a.T), {}),
-        ((a[::-1], a), {}),
-        ((a[:2], a), {}),
-        ((a.astype("float32"), a), {}),
-        ((a.astype("float32"), a.astype("float32")), {}),
-        ((a, a), {"order": "F"}),
-        ((a, a), {"dtype": "complex128"}),
-        ((a, a), {"optimize": False}),
-    ]
-    for arrays, options in variants * 2:
-        fast_einsum("ij,jk->ik", *arrays, **options)
-    assert len(plans_made) == len(variants)
-
-
-def test_cache_is_bounded(monkeypatch: pytest.MonkeyPatch, plans_made: list[Any]) -> None:
-    monkeypatch.setattr(plan_cache, "LIMIT", 8)
-    for size in range(1, 20):
-        fast_einsum("ij,jk->ik", np.ones((size, 99)), np.ones((99, 3)))
-    assert len(plan_cache.compiled) == 8
-    fast_einsum("ij,jk->ik", np.ones((19, 99)), np.ones((99, 3)))
-    assert len(plans_made) == 19  # the newest plans are those that stay
-
-
-def test_threads_share_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plans are made, used, pushed out and cleared at once, and every result is right."""
-    monkeypatch.setattr(plan_cache, "LIMIT", 4)
-    interval = sys.getswitchinterval()
-
-    def call(number: int) -> bool:
-        size = 1 + number % 7
-        a, b = np.full((size, 3), 2.0), np.full((3, size + 1), float(number))
-        if number % 50 == 0:
-            clear_plans()
-        result = fast_einsum("ij,jk->ik" if number % 2 else "row mid, mid col -> row col", a, b)
-        return bool(result.shape == (size, size + 1) and (result == 6.0 * number).all())
-
-    sys.setswitchinterval(1e-6)
-    try:
-        with ThreadPoolExecutor(8) as pool:
-            assert all(pool.map(call, range(2000)))
-    finally:
-        sys.setswitchinterval(interval)
-    assert len(plan_cache.compiled) <= 4
 
 
 # ---- ways to call it
