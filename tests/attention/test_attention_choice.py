@@ -1,107 +1,18 @@
 """Which implementation is used: the registry, the restriction and the choice by measurement."""
 
-import threading
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from types import SimpleNamespace
+from dataclasses import replace
 
-import numpy as np
 import pytest
 from attention_spec import SPEC
+from fake_implementations import CALL, ON_GPU, PATTERN, Fake, FakeClock, choose
 
-from einops_fast import OperandError, attention, attention_backend
-from einops_fast.attention import choice, registry
 from einops_fast.attention.attend import plan_of
 from einops_fast.attention.measured import problem_class
 from einops_fast.attention.options import Options, Request
 from einops_fast.attention.reference import Math
-from einops_fast.attention.registry import Implementation, Prepared, allowed_names, register_implementation
-from einops_fast.backends.gpus import gpu_ceilings
+from einops_fast.attention.registry import Implementation, Prepared
 from einops_fast.runtime import disk_cache, measuring
 from einops_fast.runtime.plan_cache import clear_plans
-
-Q = np.ones((2, 3, 4))
-PATTERN = "b i d, b j d, b j e -> b i e"
-
-
-class Fake(Implementation):
-    """Takes as long as it is told to."""
-
-    name = "fake"
-
-    def __init__(self, predicted, measured, lacking=None, queueing=0.0, slower=1.0, **attributes):
-        self.predicted, self.measured, self.lacking, self.runs = predicted, measured, lacking, 0
-        self.queueing, self.slower = queueing, slower
-        vars(self).update(attributes)
-
-    def lacks(self, spec):
-        return self.lacking
-
-    def seconds(self, spec, on):
-        return self.predicted
-
-    def run(self, spec, inputs):
-        self.runs += 1
-        if self.measured is None:
-            raise RuntimeError("out of memory")
-        return "result", None
-
-
-@dataclass
-class Run:
-    """What makes a call by a fake."""
-
-    way: Fake
-
-    def __call__(self):
-        self.way.run(SPEC, None)
-
-
-class FakeClock:
-    """Gives the times that fakes say; may be told not to measure."""
-
-    def __init__(self):
-        self.allowed, self.calls, self.queued, self.settled, self.open = True, [], [], [], False
-
-    def may_measure(self):
-        return self.allowed
-
-    def device_name(self):
-        return "a GPU"
-
-    def versions(self):
-        return {"driver": "1"}
-
-    def ceilings(self):
-        return gpu_ceilings("H200")
-
-    @contextmanager
-    def aside(self):
-        self.open = True
-        yield
-        self.open = False
-
-    def run_of(self, way, plan, arrays):
-        assert arrays is CALL
-        return Run(way)
-
-    def settle(self, runs):
-        assert self.open
-        self.settled.append([run.way.name for run in runs])
-        for run in runs:
-            run.way.measured *= run.way.slower
-
-    def seconds(self, run, repeat):
-        assert self.open
-        run()
-        self.calls.append(run.way.name)
-        return [run.way.measured] * repeat
-
-    def wall_seconds(self, run, calls):
-        assert self.open
-        self.queued.append(run.way.name)
-        # Another process has the processor for a while.
-        return max(run.way.queueing, run.way.measured) * (10.0 if len(self.queued) < 6 else 1.0)
 
 
 @pytest.fixture
@@ -116,100 +27,6 @@ def clock(monkeypatch, tmp_path):
     clear_plans()
     yield clock
     clear_plans()
-
-
-@pytest.fixture
-def offer(monkeypatch):
-    """Put fakes in the place of all implementations."""
-
-    def offer(**fakes):
-        for name, fake in fakes.items():
-            fake.name = name
-        monkeypatch.setattr(registry, "_entries", {})
-        monkeypatch.setattr(registry, "_made", {})
-        for name, fake in fakes.items():
-            register_implementation(name, "", lambda fake=fake: fake)
-        return fakes
-
-    return offer
-
-
-CALL = ()
-
-
-def choose(spec, mode, arrays=None, **options):
-    """What is chosen for a spec, whatever the arrays are."""
-    return choice.choose(SimpleNamespace(spec=spec, inputs=lambda arrays: None), mode, arrays, **options)
-
-
-ON_GPU = replace(SPEC, device="cuda:0")
-
-
-# ---- the registry
-
-
-def test_an_error_lists_every_implementation_with_its_reason(offer):
-    offer(one=Fake(1, 1, "it is Monday"), two=Fake(1, 1, "it has no wheels"))
-
-    def missing():
-        raise ImportError("not installed")
-
-    def moved():
-        return registry._of_another_version
-
-    register_implementation("three", "", missing)
-    register_implementation("four", "cupy", missing)
-    register_implementation("five", "", moved)
-    with pytest.raises(OperandError) as caught:
-        attention(PATTERN, Q, Q, Q)
-    lines = str(caught.value).splitlines()[1:]
-    assert lines == [
-        "  one: it is Monday",
-        "  two: it has no wheels",
-        "  three: it isn't available: not installed",
-        "  four: it takes cupy arrays only",
-        "  five: it isn't available: module 'einops_fast.attention.registry' has no attribute '_of_another_version'",
-    ]
-    with attention_backend("two"), pytest.raises(OperandError, match=r"not allowed by attention_backend: one, three"):
-        attention(PATTERN, Q, Q, Q)
-
-
-def test_restriction_orders_nests_and_is_each_thread_s_own(offer):
-    fakes = offer(one=Fake(1, 1), two=Fake(2, 2), three=Fake(3, 3, "never"))
-    with attention_backend("three", "two", "one", "two"):
-        assert allowed_names() == ("three", "two", "one")
-        assert choose(SPEC, "auto").implementation is fakes["two"]
-        with attention_backend("one"):
-            assert choose(ON_GPU, "auto").implementation is fakes["one"]
-            inside = []
-            thread = threading.Thread(target=lambda: inside.append(allowed_names()))
-            thread.start()
-            thread.join()
-            assert inside == [None]
-        assert choose(SPEC, "auto").implementation is fakes["two"]
-    assert allowed_names() is None
-    with pytest.raises(OperandError, match="called 'four'; there are one, two, three"), attention_backend("four"):
-        pass
-    with pytest.raises(OperandError, match=r"is called \['math'\]"), attention_backend(["math"]):
-        pass
-    with pytest.raises(OperandError, match="needs a name"), attention_backend():
-        pass
-
-
-def test_a_remembered_call_sees_restrictions_and_new_implementations(offer):
-    class Constant(Fake):
-        def run(self, spec, inputs):
-            return np.full((*spec.batch, spec.q_len, spec.v_head_dim), self.measured), None
-
-    offer(one=Constant(1, 1.0), two=Constant(2, 2.0))
-    assert attention(PATTERN, Q, Q, Q)[0, 0, 0] == 1
-    with attention_backend("two"):
-        assert attention(PATTERN, Q, Q, Q)[0, 0, 0] == 2
-    assert attention(PATTERN, Q, Q, Q)[0, 0, 0] == 1
-    three = Constant(1, 3.0)
-    three.name = "one"
-    register_implementation("one", "", lambda: three)
-    assert attention(PATTERN, Q, Q, Q)[0, 0, 0] == 3
 
 
 # ---- the choice
