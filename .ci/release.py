@@ -80,7 +80,7 @@ def notes_of(changelog: str, version: str) -> str:
 
 def run(*command: object, cwd: Path = ROOT) -> str:
     """Run a command without the checkout on Python's path; return what it prints."""
-    print("$", *command, flush=True)
+    print("$", *(str(word).strip().partition("\n")[0] for word in command), flush=True)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(list(map(str, command)), cwd=cwd, env=environment, stdout=subprocess.PIPE, text=True)
     if done.returncode:

@@ -14,7 +14,8 @@ assert _spec.loader
 release = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(release)
 
-README = (ROOT / "README.md").read_text("utf-8")
+# README.md itself has links below a home in an sdist.
+README = (ROOT / "docs" / "README.md").read_text("utf-8")
 CHANGELOG = (
     "# Changelog\n\n## Unreleased\n{}\n## 0.2.0 – 2026-12-01\n\n### Added\n\n- b\n\n## 0.1.0 – 2026-11-21\n\n- a\n"
 )
