@@ -197,7 +197,7 @@ def test_patches_several_frameworks(folder):
         (["explain", "ij,jk", "2,x", "3,4"], "usage: einops-fast explain"),
         (["explain", "ij,jk"], "usage: einops-fast explain"),
         (["explain", "i (h d) -> h i d", "2x6"], "(h d), tells no size of h and d"),
-        (["explain", "i (h d) -> h i d", "2x6", "n=3"], "'n': 'i (h d) -> h i d' has no such axis"),
+        (["explain", "i (h d) -> h i d", "2x6", "n=3"], "no 'n', and 'i (h d) -> h i d' no such axis"),
         (["explain", "ij", "2,3", "--dtype", "nonsense"], "usage: einops-fast explain"),
         (["explain", "ij", "2,3", "--backend", "nonsense"], "usage: einops-fast explain"),
         (["explain", "ij", "2,3", "--dtype", "bfloat16"], "numpy has no dtype 'bfloat16'"),

@@ -18,6 +18,7 @@ ROOMS = {
     "einops_fast.dtypes": "words",
     "einops_fast.errors": "words",
     "einops_fast.record": "words",
+    "einops_fast.vocabulary": "words",
     "einops_fast.planning": "planning",
     "einops_fast.runtime": "runtime",
     "einops_fast.observing": "observing",

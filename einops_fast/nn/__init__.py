@@ -16,6 +16,7 @@ from einops_fast.nn.layers import (
 )
 from einops_fast.nn.multihead import MultiHeadAttention
 from einops_fast.nn.self_attention import QKVSelfAttention
+from einops_fast.vocabulary import tell_names
 
 __all__ = [
     "BertSelfAttention",
@@ -36,3 +37,7 @@ __all__ = [
     "optimize",
     "restore",
 ]
+
+for _name in __all__:
+    if isinstance(globals()[_name], type):
+        tell_names(globals()[_name])

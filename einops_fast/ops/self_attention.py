@@ -9,10 +9,11 @@ from typing import Any
 from einops_fast.attention.attend import attention
 from einops_fast.attention.options import count
 from einops_fast.attention.packed import apart
-from einops_fast.errors import EinsumError, ShapeError
+from einops_fast.errors import ShapeError
 from einops_fast.ops.activation import dropout_bias_activation, read_linear
 from einops_fast.ops.checks import check_mask, check_values
 from einops_fast.ops.dispatch import computed, function_for
+from einops_fast.vocabulary import no_argument
 
 __all__ = ["attention_or_zeros", "check_attention_options", "head_counts", "qkv_self_attention"]
 
@@ -114,9 +115,9 @@ def attention_or_zeros(pattern: str, q: Any, k: Any, v: Any, dropout_p: float, *
 
 def check_attention_options(options: Mapping[str, Any]) -> None:
     """Raise EinsumError unless all are what :func:`qkv_self_attention` hands to attention."""
-    wrong = [name for name in options if name not in _OPTIONS]
-    if wrong:
-        raise EinsumError(f"qkv_self_attention takes attn_mask and is_causal, and has no {', '.join(sorted(wrong))}")
+    unknown = {name: options[name] for name in options if name not in _OPTIONS}
+    if unknown:
+        raise no_argument(qkv_self_attention, unknown, more=_OPTIONS)
 
 
 def head_counts(num_heads: Any, num_kv_heads: Any = None, name: str = "num_heads") -> tuple[int, int]:
