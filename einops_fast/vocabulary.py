@@ -44,7 +44,7 @@ _SYNONYMS = (
 """Names that torch, transformers, FlashAttention, JAX and we have for the same argument."""
 
 
-def closest(word: str, known: Collection[str]) -> str:
+def closest(word: Any, known: Collection[str]) -> str:
     """Return ``'; did you mean …?'`` for a word that is like a known one, else nothing.
 
     >>> closest('exlpain', ['explain', 'run']), closest('x', ['explain'])
@@ -52,7 +52,7 @@ def closest(word: str, known: Collection[str]) -> str:
     """
     from difflib import get_close_matches  # which no program needs that has no mistake
 
-    like = get_close_matches(word, known, 1)
+    like = get_close_matches(str(word), known, 1)
     return f"; did you mean {like[0]!r}?" if like else ""
 
 

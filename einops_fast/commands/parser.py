@@ -1,0 +1,97 @@
+"""A parser of arguments whose errors are one line, with what may have been meant."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from einops_fast.vocabulary import closest
+
+__all__ = ["Parser", "add_completion", "add_json", "axis_sizes", "completion_wanted", "numbers"]
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser of one command, or of all."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self.flags: list[str] = []
+        super().__init__(*arguments, **{"allow_abbrev": False, **options})
+
+    def add_argument(self, *names: str, **options: Any) -> argparse.Action:
+        """Add an argument, as in argparse."""
+        self.flags += [name for name in names if name.startswith("-")]
+        return super().add_argument(*names, **options)
+
+    def error(self, message: str) -> NoReturn:
+        """End the process, with one line."""
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Return what was understood; nothing else may be given."""
+        found, others = super().parse_known_args(args, namespace)
+        if others:
+            name = others[0].partition("=")[0]
+            what = "no such option" if name.startswith("-") else "one argument too many"
+            self.error(f"{what}: {name}{closest(name, self.flags)}")
+        return found, others
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        known = None if action.choices is None else [str(each) for each in action.choices]
+        if known is not None and str(value) not in known:
+            told = f"{value!r} isn't one of {', '.join(known)}{closest(str(value), known)}"
+            raise argparse.ArgumentError(action, told)
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """Return a shape, or strides.
+
+    >>> numbers('64x100'), numbers('(3,)'), numbers('()')
+    ((64, 100), (3,), ())
+    """
+    inner = re.sub(r"^\((.*?),?\)$", r"\1", text.strip())
+    try:
+        return tuple(int(size) for size in inner.removesuffix(",").replace("x", ",").split(",")) if inner else ()
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no shape; write 64,100, 64x100 or ()") from None
+
+
+def axis_sizes(text: str) -> tuple[int, ...] | dict[str, str]:
+    """Return a shape, or what a name stands for."""
+    name, given, value = text.partition("=")
+    return {name.strip(): value.strip()} if given else numbers(text)
+
+
+class _NoCompletion(argparse.Action):
+    """The option ``--print-completion`` where shtab isn't installed."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        """End the process."""
+        parser.error("completion needs shtab: pip install 'einops_fast[cli]'")
+
+
+def completion_wanted(arguments: Sequence[str]) -> bool:
+    """Return whether a script for a shell is asked for."""
+    return any(each.startswith("--print-completion") for each in arguments)
+
+
+def add_completion(parser: Parser, arguments: Sequence[str]) -> None:
+    """Add ``--print-completion SHELL``; shtab is imported where it is asked for."""
+    action: Any = _NoCompletion
+    if completion_wanted(arguments):
+        try:
+            import shtab
+        except ImportError:
+            pass
+        else:
+            shtab.add_argument_to(parser, ["--print-completion"], help="print how a shell completes this command")
+            return
+    parser.add_argument(
+        "--print-completion", action=action, metavar="SHELL", help="print how bash, zsh or tcsh completes this command"
+    )
+
+
+def add_json(parser: argparse.ArgumentParser, what: str = "print JSON") -> None:
+    """Add the option ``--json``."""
+    parser.add_argument("--json", action="store_true", help=what)

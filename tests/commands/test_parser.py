@@ -1,0 +1,39 @@
+"""Completion of shells, and shapes in any spelling."""
+
+import argparse
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from python_process import run_python
+
+from einops_fast.cli import main
+from einops_fast.commands.parser import numbers
+
+
+@pytest.mark.parametrize("text", ["64x100", "64,100", "(64, 100)", "(64,100,)", "64,100,", " 64 x 100 "])
+def test_shapes(text: str) -> None:
+    assert numbers(text) == (64, 100)
+
+
+@pytest.mark.parametrize("text", ["64y100", "64x", "x", "64 100", "1.5"])
+def test_what_is_no_shape(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="is no shape; write 64,100, 64x100"):
+        numbers(text)
+
+
+def test_completion_without_shtab(capsys: Any, monkeypatch: Any) -> None:
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    with pytest.raises(SystemExit, match="2"):
+        main(["--print-completion", "bash"])
+    assert "completion needs shtab: pip install 'einops_fast[cli]'" in capsys.readouterr().err
+
+
+def test_completion() -> None:
+    pytest.importorskip("shtab")
+    script = run_python("-m", "einops_fast", "--print-completion", "bash").stdout
+    for word in ("explain", "doctor", "--memory-limit", "--patch", "--quick"):
+        assert re.search(rf"['\" ]{word}['\" ]", script), word
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
