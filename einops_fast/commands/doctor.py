@@ -20,7 +20,7 @@ from einops_fast.attention.attend import attention
 from einops_fast.backends.gpu_driver import driver_version, gpu_properties
 from einops_fast.backends.gpus import told_rates
 from einops_fast.backends.triton_support import OLDEST, installed_version
-from einops_fast.commands.output import print_json
+from einops_fast.commands.output import EXTRAS, print_json
 from einops_fast.commands.parser import add_json
 from einops_fast.einsum import fast_einsum
 from einops_fast.observing.tables import print_table
@@ -29,9 +29,6 @@ from einops_fast.runtime import disk_cache
 __all__ = ["add_to"]
 
 _SCORES, _ATTENTION = "b i h d, b j h d -> b h i j", "b i h d, b j h d, b j h e -> b i h e"
-
-_EXTRAS = {"torch": "torch", "triton": "triton", "cupy": "cupy", "mxnet": "mxnet", "rich": "cli", "shtab": "cli"}
-"""Optional packages, and the extras that install them."""
 
 
 class Finding(NamedTuple):
@@ -69,7 +66,7 @@ def _packages() -> Iterator[Finding]:
     yield Finding("Python", "ok", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
     for name in ("numpy", "opt_einsum"):
         yield Finding(name, "ok", version(name))
-    for name, extra in _EXTRAS.items():
+    for name, extra in EXTRAS.items():
         found = installed_version() if name == "triton" else _version_of(name)
         if found is None:
             yield Finding(name, "missing", f"optional: pip install 'einops_fast[{extra}]'")

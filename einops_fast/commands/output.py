@@ -7,7 +7,10 @@ import os
 import sys
 from typing import Any
 
-__all__ = ["print_json", "print_marked", "refuse"]
+__all__ = ["EXTRAS", "print_json", "print_marked", "refuse"]
+
+EXTRAS = {"torch": "torch", "triton": "triton", "cupy": "cupy", "mxnet": "mxnet", "rich": "cli", "shtab": "cli"}
+"""Optional packages, and the extras that install them."""
 
 _STYLES = {
     r"(?m)\A.*$": "bold",
@@ -46,5 +49,7 @@ def print_marked(text: str) -> int:
 
 def refuse(reason: object) -> int:
     """Say in one line on the standard error why a request can't be met, and return the exit status of that."""
+    if isinstance(reason, ModuleNotFoundError) and reason.name in EXTRAS:
+        reason = f"{reason.name} isn't installed: pip install 'einops_fast[{EXTRAS[reason.name]}]'"
     print(f"einops-fast: {reason}", file=sys.stderr)
     return 2
