@@ -209,6 +209,7 @@ def test_patches_several_frameworks(folder):
         ),
         (["explain", "attention", "bshd", "2x3"], "attention with layout 'bshd' takes three arrays"),
         (["explain", "attention", "bshd", *["2x3x4x8"] * 3, "is_causal=True"], "no 'is_causal'; it is causal=True"),
+        (["cache", "path", "here"], "einops-fast cache path: one argument too many: here"),
         (["exlpain", "ij", "2,3"], "did you mean 'explain'?"),
         ([], "required: COMMAND; see einops-fast --help"),
         (["profile", "--qick"], "no such option: --qick; did you mean '--quick'?"),

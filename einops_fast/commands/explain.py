@@ -60,6 +60,7 @@ def add_to(commands: Any) -> None:
     )
     parser.add_argument("--memory-limit", metavar="BYTES", help="such as 2GiB: what the call may allocate at a time")
     add_json(parser)
+    parser.collects = "operands"
     parser.set_defaults(answer=_explain, wrong=parser.error)
 
 

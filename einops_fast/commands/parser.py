@@ -17,6 +17,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         self.flags: list[str] = []
+        self.collects = ""  # a list of positional arguments that may also stand behind options
         super().__init__(*arguments, **{"allow_abbrev": False, **options})
 
     def add_argument(self, *names: str, **options: Any) -> argparse.Action:
@@ -31,11 +32,15 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Return what was understood; nothing else may be given."""
         found, others = super().parse_known_args(args, namespace)
+        wrong = [each for each in others if each.startswith("-") or not self.collects]
+        if wrong and wrong[0].startswith("-"):
+            name = wrong[0].partition("=")[0]
+            self.error(f"no such option: {name}{closest(name, self.flags)}")
+        if wrong:
+            self.error(f"one argument too many: {wrong[0]}")
         if others:
-            name = others[0].partition("=")[0]
-            what = "no such option" if name.startswith("-") else "one argument too many"
-            self.error(f"{what}: {name}{closest(name, self.flags)}")
-        return found, others
+            getattr(found, self.collects).extend(others)
+        return found, []
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         known = None if action.choices is None else [str(each) for each in action.choices]

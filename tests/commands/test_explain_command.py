@@ -94,6 +94,8 @@ def test_explains_attention(capsys: Capture) -> None:
     q, k, v = (np.ones([int(size) for size in shape.split("x")]) for shape in shapes)
     expected = explain_attention(pattern, q, k, v, causal="bottom_right", window=(3, None), bias=np.ones((8, 5, 7)))
     assert told(capsys, "explain", "attention", pattern, *shapes, *options) == f"{expected}\n"
+    assert told(capsys, "explain", "attention", *options[3:], pattern, *shapes, *options[:3]) == f"{expected}\n"
+    assert told(capsys, "explain", "attention", pattern, *shapes, *options[3:], *options[:3]) == f"{expected}\n"
     by_layout = explain_attention(q, k, k, layout="bshd")
     assert (
         told(capsys, "explain", "attention", "bshd", *shapes[:2], shapes[1], "--dtype", "float64") == f"{by_layout}\n"
