@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from einops_fast.vocabulary import closest
 
-__all__ = ["Parser", "add_completion", "add_json", "axis_sizes", "completion_wanted", "numbers"]
+__all__ = ["Parser", "numbers"]
 
 
 class Parser(argparse.ArgumentParser):
@@ -60,43 +59,3 @@ def numbers(text: str) -> tuple[int, ...]:
         return tuple(int(size) for size in inner.removesuffix(",").replace("x", ",").split(",")) if inner else ()
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is no shape; write 64,100, 64x100 or ()") from None
-
-
-def axis_sizes(text: str) -> tuple[int, ...] | dict[str, str]:
-    """Return a shape, or what a name stands for."""
-    name, given, value = text.partition("=")
-    return {name.strip(): value.strip()} if given else numbers(text)
-
-
-class _NoCompletion(argparse.Action):
-    """The option ``--print-completion`` where shtab isn't installed."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        """End the process."""
-        parser.error("completion needs shtab: pip install 'einops_fast[cli]'")
-
-
-def completion_wanted(arguments: Sequence[str]) -> bool:
-    """Return whether a script for a shell is asked for."""
-    return any(each.startswith("--print-completion") for each in arguments)
-
-
-def add_completion(parser: Parser, arguments: Sequence[str]) -> None:
-    """Add ``--print-completion SHELL``; shtab is imported where it is asked for."""
-    action: Any = _NoCompletion
-    if completion_wanted(arguments):
-        try:
-            import shtab
-        except ImportError:
-            pass
-        else:
-            shtab.add_argument_to(parser, ["--print-completion"], help="print how a shell completes this command")
-            return
-    parser.add_argument(
-        "--print-completion", action=action, metavar="SHELL", help="print how bash, zsh or tcsh completes this command"
-    )
-
-
-def add_json(parser: argparse.ArgumentParser, what: str = "print JSON") -> None:
-    """Add the option ``--json``."""
-    parser.add_argument("--json", action="store_true", help=what)

@@ -16,7 +16,6 @@ from einops_fast.backends.absent_gpu import AbsentGpu, absent_gpu
 from einops_fast.backends.gpu_driver import gpu_properties
 from einops_fast.backends.triton_support import installed_version, interpreted
 from einops_fast.commands.output import print_json
-from einops_fast.commands.parser import add_json
 from einops_fast.errors import EinsumError
 from einops_fast.observing.calls import Called
 from einops_fast.observing.progress import progress
@@ -51,7 +50,7 @@ def add_to(commands: Any) -> None:
         help="also write the kernels and all choices of this device to an empty folder, or a file that ends in .zip, "
         "for einops-fast cache import",
     )
-    add_json(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(answer=tune)
 
 

@@ -42,7 +42,7 @@ def test_says_what_is_there_and_what_is_missing(capsys: Capture, monkeypatch: An
     assert found["torch"][1] == "optional: pip install 'einops_fast[torch]'"
     assert found["triton"] == ("too old", "2.9.1; the GPU kernels need 3.6 or later")
     assert found["cache"] == ("ok", f"{cache}, 0 files, 0.0 MB, writable")
-    assert found["check numpy"][1].startswith("contraction off by")
+    assert found["check numpy cpu"][1].startswith("contraction off by")
     assert main(["doctor"]) == 0
     assert "pip install 'einops_fast[torch]'" in capsys.readouterr().out
 
@@ -58,16 +58,16 @@ def test_wrong_numbers_fail(capsys: Capture, monkeypatch: Any) -> None:
     only(monkeypatch)
     right = doctor.attention
     monkeypatch.setattr(doctor, "attention", lambda *arrays: right(*arrays) * 1.001)
-    assert findings(capsys, 1)["check numpy"][0] == "failed"
+    assert findings(capsys, 1)["check numpy cpu"][0] == "failed"
 
 
 def test_a_framework_that_is_broken_fails(capsys: Capture, monkeypatch: Any) -> None:
-    def broken() -> Any:
+    def broken(*_: str) -> Any:
         raise ImportError("first line\nlibcudart.so.13: cannot open")
 
-    only(monkeypatch, "mxnet")
-    monkeypatch.setattr(doctor, "_mxnet", broken)
-    assert findings(capsys, 1)["check mxnet cpu"] == ("failed", "ImportError: libcudart.so.13: cannot open")
+    only(monkeypatch)
+    monkeypatch.setattr(doctor, "_conversions", broken)
+    assert findings(capsys, 1)["check numpy cpu"] == ("failed", "ImportError: libcudart.so.13: cannot open")
 
 
 def test_a_cache_that_is_no_folder_fails(capsys: Capture, monkeypatch: Any, cache: Any) -> None:
