@@ -48,7 +48,7 @@ ROOMS = {
 
 IMPORTED = {
     "face": "words planning runtime observing patching compiler attention backends tune commands",
-    "commands": "face words planning runtime observing patching compiler attention backends tune",
+    "commands": "face words runtime observing patching compiler attention backends tune",
     "planning": "words observing",
     "runtime": "face words planning observing patching backends",
     "observing": "face words planning runtime",

@@ -8,7 +8,7 @@ from einops_fast.attention.arguments import read_call
 from einops_fast.attention.attend import attention, own_call, plan_of
 from einops_fast.attention.options import Options
 from einops_fast.attention.packed import of_nested_tensors
-from einops_fast.vocabulary import names_of, no_argument
+from einops_fast.vocabulary import check_names
 
 if TYPE_CHECKING:
     from einops_fast.attention.explanation import AttentionExplanation
@@ -33,10 +33,7 @@ def explain_attention(*operands: Any, **options: Any) -> AttentionExplanation:
         >>> e.implementation, e.flops
         ('math', 25600)
     """
-    known = names_of(attention)
-    unknown = {name: options[name] for name in options if name not in known}
-    if unknown:
-        raise no_argument(attention, unknown)
+    check_names(attention, options)
     asked = Options._make([options.get(name, usual) for name, usual in Options._field_defaults.items()])
     request, arrays = read_call(operands, options.get("layout"), options.get("sequence"), asked, options)
     text = request.pattern

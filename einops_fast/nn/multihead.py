@@ -15,7 +15,7 @@ from einops_fast.errors import EinsumError, SubscriptsError
 from einops_fast.nn.heads import check_features, head_dim_of
 from einops_fast.ops.checks import check_values
 from einops_fast.ops.self_attention import attention_or_zeros, head_counts
-from einops_fast.vocabulary import names_of, no_argument
+from einops_fast.vocabulary import check_names, names_of
 
 __all__ = ["MultiHeadAttention"]
 
@@ -127,10 +127,7 @@ _OWN_NAMES = ("head", "kv_head", "head_dim", "v_head_dim")
 
 def _check_options(options: Mapping[str, Any]) -> None:
     """Raise unless they are what attention takes beside a pattern and arrays, and are right as far as can be seen."""
-    known = [name for name in names_of(attention) if name != "dropout_p"]
-    unknown = {name: options[name] for name in options if name not in known}
-    if unknown:
-        raise no_argument(MultiHeadAttention, unknown, more=known)
+    check_names(MultiHeadAttention, options, [name for name in names_of(attention) if name != "dropout_p"])
     if "layout" in options:
         raise EinsumError("a pattern and a layout can't be given together")
     check_options(options)
