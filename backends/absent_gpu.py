@@ -59,16 +59,14 @@ def absent_gpu(text: str) -> AbsentGpu:
         >>> absent_gpu('sm_90').name, absent_gpu('H100').capability
         ('H200', (9, 0))
     """
-    models = [AbsentGpu(*each) for each in _MODELS.values()]
-    wanted = text.lower().replace(" ", "")
-    named = (
-        [AbsentGpu(*_MODELS[wanted])] if wanted in _MODELS else [each for each in models if f"sm_{each.arch}" == text]
-    )
-    if not named:
+    models = {name: AbsentGpu(*each) for name, each in _MODELS.items()}
+    by_arch = {f"sm_{each.arch}": each for each in reversed(models.values())}
+    found = (by_arch | models).get(text.lower().replace(" ", ""))
+    if found is None:
         known = ", ".join(f"sm_{major}{minor}" for major, minor in GENERATIONS)
         others = "" if text.startswith("sm_") else f" and {', '.join(_MODELS)}"
         raise EinsumError(f"kernels are compiled for {known}{others}, not for {text!r}{closest(text, _MODELS)}")
-    return named[0]
+    return found
 
 
 @contextmanager

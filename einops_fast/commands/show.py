@@ -23,11 +23,11 @@ _LONGEST = 86400
 
 def metrics(options: argparse.Namespace) -> int:
     """Sum up tables of metrics."""
-    from einops_fast.observing.metrics_summary import summarize, summary
+    from einops_fast.metrics import read
+    from einops_fast.observing.metrics_summary import summarize
 
-    if options.json:
-        return print_json(summary(options.folder, options.top))
-    return _print(summarize(options.folder, options.top))
+    text = summarize(options.folder, options.top)
+    return print_json({"summary": text.splitlines(), **read(options.folder)}) if options.json else _print(text)
 
 
 def _print(text: object) -> int:

@@ -7,14 +7,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import exp, log
 from operator import itemgetter
-from typing import Any, NamedTuple
 
 from einops_fast.errors import EinsumError
 from einops_fast.explanation import scaled
 from einops_fast.metrics import read
 from einops_fast.observing.tables import aligned
 
-__all__ = ["summarize", "summary"]
+__all__ = ["summarize"]
 
 Row = dict[str, str]
 Cell = Callable[[Row], str]
@@ -23,34 +22,8 @@ MISPREDICTED = 2.0
 """A time is mispredicted from this factor on, either way."""
 
 
-class Listing(NamedTuple):
-    """Rows of a table under a title, and what is shown of each."""
-
-    title: str
-    columns: Mapping[str, Cell]
-    rows: Sequence[Row]
-
-
 def summarize(folder: str | os.PathLike[str], top: int = 10) -> str:
     """The summary of the tables in a folder, as text."""
-    return "\n".join(line for part in _parts(folder, top) for line in _lines(part))
-
-
-def summary(folder: str | os.PathLike[str], top: int = 10) -> dict[str, Any]:
-    """The same as plain numbers and strings, as JSON takes them: lines, and by title rows of the tables."""
-    parts = _parts(folder, top)
-    lists = {each.title: each.rows for each in parts if isinstance(each, Listing)}
-    return {"lines": [each.strip() for each in parts if isinstance(each, str)], "lists": lists}
-
-
-def _lines(part: str | Listing) -> list[str]:
-    if isinstance(part, str):
-        return [part]
-    cells = [[cell(row) for cell in part.columns.values()] for row in part.rows]
-    return [f"\n{part.title}", *aligned([list(part.columns), *cells], len(part.columns))]
-
-
-def _parts(folder: str | os.PathLike[str], top: int) -> list[str | Listing]:
     if top < 1:
         raise EinsumError(f"top is a number of lines, 1 at least, not {top}")
     tables = read(folder)
@@ -59,7 +32,7 @@ def _parts(folder: str | os.PathLike[str], top: int) -> list[str | Listing]:
     try:
         # Of plans that are run within another one the time is the other's already.
         plans = [row for row in tables["plans"] if row["inside"] == "0"]
-        parts: list[str | Listing] = [*_plans(plans, top), *_copies(tables["steps"], top), *_predictions(plans, top)]
+        parts = [*_plans(plans, top), *_copies(tables["steps"], top), *_predictions(plans, top)]
         parts += [*_kernels(tables["kernels"], top), *_fallbacks(tables["fallbacks"], top)]
         parts += _fusions(tables["fusions"], top)
     except (ArithmeticError, KeyError, TypeError, ValueError) as error:
@@ -67,10 +40,10 @@ def _parts(folder: str | os.PathLike[str], top: int) -> list[str | Listing]:
     if not parts:
         names = ", ".join(name for name, rows in tables.items() if rows)
         raise EinsumError(f"there is nothing to sum up in {os.fspath(folder)}, which has tables of: {names}")
-    return parts
+    return "\n".join(parts)
 
 
-def _plans(plans: Sequence[Row], top: int) -> Iterator[str | Listing]:
+def _plans(plans: Sequence[Row], top: int) -> Iterator[str]:
     if not plans:
         return
     calls = sum(int(row["calls"]) for row in plans)
@@ -86,7 +59,7 @@ def _plans(plans: Sequence[Row], top: int) -> Iterator[str | Listing]:
     yield from _listed("most time", columns, sorted(plans, key=lambda row: -_number(row, "total_seconds"))[:top])
 
 
-def _copies(steps: Sequence[Row], top: int) -> Iterator[str | Listing]:
+def _copies(steps: Sequence[Row], top: int) -> Iterator[str]:
     def copied(row: Row) -> float:
         return _number(row, "copied_bytes") * int(row["calls"])
 
@@ -99,7 +72,7 @@ def _copies(steps: Sequence[Row], top: int) -> Iterator[str | Listing]:
     yield from _listed("most bytes copied", columns, sorted(copying, key=lambda row: -copied(row))[:top])
 
 
-def _predictions(plans: Sequence[Row], top: int) -> Iterator[str | Listing]:
+def _predictions(plans: Sequence[Row], top: int) -> Iterator[str]:
     timed = [row for row in plans if _number(row, "median_seconds") and _number(row, "predicted_seconds")]
     if not timed:
         return
@@ -119,7 +92,7 @@ def _predictions(plans: Sequence[Row], top: int) -> Iterator[str | Listing]:
     yield from _listed(title, columns, sorted(wrong, key=lambda row: -abs(log(ratio(row))))[:top])
 
 
-def _kernels(kernels: Sequence[Row], top: int) -> Iterator[str | Listing]:
+def _kernels(kernels: Sequence[Row], top: int) -> Iterator[str]:
     if not kernels:
         return
     chosen = Counter(row["chosen_by"] for row in kernels)
@@ -129,27 +102,28 @@ def _kernels(kernels: Sequence[Row], top: int) -> Iterator[str | Listing]:
     yield from _listed("kernels that spill registers", columns, spilling[:top])
 
 
-def _fallbacks(fallbacks: Sequence[Row], top: int) -> Iterator[str | Listing]:
+def _fallbacks(fallbacks: Sequence[Row], top: int) -> Iterator[str]:
     counted: Counter[tuple[str, str]] = Counter()
     for row in fallbacks:
         counted[row["category"], row["reason"]] += int(row["calls"])
     yield from _counted("what falls back, or is copied", ("calls", "category", "reason"), counted, top)
 
 
-def _fusions(fusions: Sequence[Row], top: int) -> Iterator[str | Listing]:
+def _fusions(fusions: Sequence[Row], top: int) -> Iterator[str]:
     counted = Counter((row["what"], row["reason"] or "fused") for row in fusions)
     head = "times", "what", "fused, or why not"
     yield from _counted("what compiled programs were searched for", head, counted, top)
 
 
-def _counted(title: str, head: tuple[str, ...], counted: Counter[tuple[str, str]], top: int) -> Iterator[str | Listing]:
+def _counted(title: str, head: tuple[str, ...], counted: Counter[tuple[str, str]], top: int) -> Iterator[str]:
     rows = [dict(zip(head, (str(count), *words), strict=True)) for words, count in counted.most_common(top)]
     yield from _listed(title, _as_written(*head), rows)
 
 
-def _listed(title: str, columns: Mapping[str, Cell], rows: Sequence[Row]) -> Iterator[Listing]:
+def _listed(title: str, columns: Mapping[str, Cell], rows: Sequence[Row]) -> Iterator[str]:
     if rows:
-        yield Listing(title, columns, rows)
+        yield f"\n{title}"
+        yield from aligned([list(columns), *[[cell(row) for cell in columns.values()] for row in rows]], len(columns))
 
 
 def _as_written(*names: str) -> dict[str, Cell]:

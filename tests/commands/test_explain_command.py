@@ -146,5 +146,5 @@ def test_json_of_metrics(capsys: Capture, tmp_path: Any) -> None:
     with metrics.record(tmp_path):
         fast_einsum("ij,jk,kl->il", *[np.ones((9, 9))] * 3)
     found = json.loads(told(capsys, "metrics", "summarize", str(tmp_path), "--json"))
-    assert found["lines"][0] == "1 plan, 1 call"
-    assert found["lists"]["most time"][0]["equation"] == "ij,jk,kl->il"
+    assert found["summary"][0] == "1 plan, 1 call"
+    assert found["plans"][0]["equation"] == "ij,jk,kl->il"
