@@ -82,6 +82,8 @@ def _rates(of: GpuProperties, bandwidth: float, half: float, single: float, doub
 
 def _ceilings(rates: Rates) -> Ceilings:
     flops = {dtype: rate for dtype, rate in rates.flops.items() if dtype != "tf32"}
+    # A product of complex numbers takes four.
+    flops |= {"complex64": flops["float32"] / 4, "complex128": flops["float64"] / 4}
     return Ceilings(
         rates.bandwidth,
         # As measured for copies that permute axes; where another one becomes the fastest, they read whole lines

@@ -77,6 +77,10 @@ class Memory(ABC):
     def sample(self, device: int, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
         """Return an array of random numbers to measure with."""
 
+    def parts(self, array: Any) -> Any:
+        """Return an array of complex numbers as one of their parts, for Triton's interpreter."""
+        return array
+
     @abstractmethod
     def pointer(self, array: Any) -> int:
         """Address of the first element."""

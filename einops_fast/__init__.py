@@ -48,6 +48,9 @@ __all__ = [
     "wait_for_kernels",
 ]
 
+einsum = fast_einsum
+"""By the name that libraries look for, with ``tensordot`` and ``transpose``, in a module that contracts for them."""
+
 if TYPE_CHECKING:  # which can't follow a name through __getattr__
     from einops_fast import metrics as metrics
     from einops_fast import nn as nn
@@ -59,6 +62,8 @@ _MODULES = ("metrics", "nn", "ops")
 def __getattr__(name: str) -> Any:
     if name in _MODULES:  # imported when they are first asked for
         return import_module(f"{__name__}.{name}")
+    if name in ("tensordot", "transpose"):
+        return getattr(import_module(f"{__name__}.numpy_names"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

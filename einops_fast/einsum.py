@@ -76,7 +76,7 @@ def fast_einsum(
     Args:
         operands: an equation and the arrays, or arrays and label lists in turn. All arrays are of one
             framework and on one device. Lists and Python scalars count as NumPy arrays. A call on arrays with
-            ``__array_function__`` (units, lazy arrays) is left to that, as NumPy does.
+            ``__array_function__`` (units) is left to that, as NumPy does; Dask's are contracted block by block.
         out: array of the result's shape to write to; it is returned.
         dtype: dtype to compute in, and of the result.
         order: memory order of the result: ``'C'``, ``'F'``, ``'A'`` or ``'K'`` (whatever is fastest), or any

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -89,6 +90,11 @@ def dispatch(call: Call, **options: Any) -> Any:
     """
     import numpy as np
 
+    if "dask.array" in sys.modules:
+        from einops_fast.chunked import chunked_einsum, has_chunks
+
+        if has_chunks(call.arrays):
+            return chunked_einsum(call, **options)
     given = _without_defaults(options)
     path = given.get("optimize")
     if isinstance(path, (list, tuple)) and path and not isinstance(path[0], str):

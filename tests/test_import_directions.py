@@ -56,7 +56,7 @@ IMPORTED = {
     "compiler": "words planning observing attention patching backends.torch",
     "attention": "face words planning runtime observing backends",
     "ops": "face words planning runtime observing attention backends",
-    "nn": "words observing attention ops backends.torch",
+    "nn": "face words planning observing attention ops backends.torch",
     "tune": (
         "face words planning runtime observing attention commands backends backends.torch backends.torch.attention "
         "backends.torch.ops backends.triton.launching backends.triton.contraction"

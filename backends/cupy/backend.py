@@ -23,7 +23,7 @@ from einops_fast.runtime.tuning import current_mode
 
 __all__ = ["CupyBackend"]
 
-_KERNEL_DTYPES = frozenset({"float16", "float32", "float64"})
+_KERNEL_DTYPES = frozenset({"float16", "float32", "float64", "complex64", "complex128"})
 
 
 @lru_cache(maxsize=1)

@@ -334,7 +334,7 @@ def _begins_with_einsum(operands: Sequence[Any]) -> bool:
     return (
         first.is_cuda
         and len(operands) == 2
-        and first.is_floating_point()
+        and (first.is_floating_point() or first.is_complex())
         and unchecked_mode() == "auto"
         and allowed() is None
         and not any_autocast()
@@ -411,9 +411,12 @@ def _is_seen(operands: Sequence[Any]) -> bool:
 
 
 def _negated(operands: Sequence[Any]) -> bool:
-    """Whether an operand is a view that stands for the negative of what is in memory, as ``z.conj().imag`` is."""
+    """Whether an operand is a view that stands for the negative of what is in memory, or its conjugate.
+
+    ``z.conj()`` and ``z.conj().imag`` are.
+    """
     for operand in operands:  # noqa: SIM110 - on the way of every call, and any() takes four times as long
-        if operand.is_neg():
+        if operand.is_neg() or operand.is_conj():
             return True
     return False
 

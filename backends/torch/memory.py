@@ -84,7 +84,11 @@ class TorchMemory(Memory):
     def sample(self, device: int, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
         kind = getattr(torch, dtype)
         flat = torch.empty(reach(shape, strides), dtype=kind, device=torch.device("cuda", device))
-        return (flat.normal_() if kind.is_floating_point else flat.random_(0, 8)).as_strided(shape, strides)
+        values = flat.normal_() if kind.is_floating_point or kind.is_complex else flat.random_(0, 8)
+        return values.as_strided(shape, strides)
+
+    def parts(self, array: Any) -> Any:
+        return torch.view_as_real(array) if array.is_complex() else array
 
     def device(self, array: Any) -> int:
         found = int(array.get_device())

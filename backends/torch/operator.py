@@ -13,6 +13,7 @@ import torch
 
 from einops_fast import dtypes
 from einops_fast.backends.absent_gpu import aimed
+from einops_fast.backends.torch.flops import formulas
 from einops_fast.backends.torch.function import recorded
 from einops_fast.backends.torch.memory import TorchMemory
 from einops_fast.backends.torch.types import HALVES, PLAIN, is_batched, is_followed, is_jit_tracing
@@ -70,6 +71,7 @@ class Operator:
         backward: gradients of all tensors, from the context and those of the results.
         seen: how many results the caller gets where autograd records a call; the others are for the gradients only.
         unrecorded: the function for callers that want no gradients, if it is another one.
+        flops: of the products in it, from the arguments; none if it has no products.
     """
 
     def __init__(
@@ -81,12 +83,15 @@ class Operator:
         backward: Callable[..., Any] | None = None,
         seen: int | None = None,
         unrecorded: Callable[..., Any] | None = None,
+        flops: Callable[..., int] | None = None,
     ) -> None:
         name = schema[: schema.index("(")]
         qualified = f"einops_fast::{name}"
         torch.library.define(qualified, schema[len(name) :], tags=_TAGS)
         torch.library.impl(qualified, "CompositeExplicitAutograd")(_whole(compute))
         torch.library.register_fake(qualified)(_whole(shapes))
+        if flops is not None:
+            formulas[name] = flops
         self.compute = compute
         self.unrecorded = unrecorded
         self.traced: Any = getattr(torch.ops.einops_fast, name).default

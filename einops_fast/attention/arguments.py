@@ -44,9 +44,12 @@ def read_call(
     patterns: dict[str, str | None] = {}
     for name, value in rest.items():
         if value is not None and name in _FURTHER:
-            arrays[name], patterns[name] = array, _ = _named(value)
-            if type(array).__name__ == "CausalBias":
-                raise OperandError(f"{name} is a CausalBias: give causal='top_left' or causal='bottom_right' instead")
+            array, axes = _named(value)
+            if name == "mask":
+                array = torch_state.plain_mask(array, q)
+            elif type(array).__name__ == "CausalBias":
+                raise OperandError(f"{name} is a CausalBias: give it as mask, or causal='top_left' or 'bottom_right'")
+            arrays[name], patterns[name] = array, axes
     if rest.get("segment_ids") is not None:
         _read_segments(rest["segment_ids"], arrays, patterns)
     most = rest.get("max_seqlen_q"), rest.get("max_seqlen_kv")

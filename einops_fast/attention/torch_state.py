@@ -22,6 +22,7 @@ __all__ = [
     "is_strict",
     "not_ours",
     "on_cuda",
+    "plain_mask",
     "refuse_layouts",
     "seed_for",
 ]
@@ -168,6 +169,17 @@ def causal_of(bias: Any, query: Any, key: Any) -> str:
             f"and key has {lengths[1]}"
         )
     return "top_left" if bias.variant.name == "UPPER_LEFT" else "bottom_right"
+
+
+def plain_mask(mask: Any, like: Any) -> Any:
+    """Return a mask beside ``like``: for torch's ``CausalBias``, whose elements are none, booleans."""
+    if type(mask).__name__ != "CausalBias":
+        return mask
+    import torch
+
+    shift = 0 if mask.variant.name == "UPPER_LEFT" else mask.seq_len_kv - mask.seq_len_q
+    seen = torch.ones((mask.seq_len_q, mask.seq_len_kv), dtype=torch.bool, device=like.device)
+    return seen.tril(shift)
 
 
 def on_cuda(tensor: Any) -> bool:

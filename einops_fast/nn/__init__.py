@@ -1,9 +1,12 @@
 """Modules of torch made of :func:`einops_fast.attention` and :mod:`einops_fast.ops`. Importing this imports torch."""
 
+from einops_fast.backends.torch.flops import register_flop_formulas
+from einops_fast.nn.attention_interface import register_attention
 from einops_fast.nn.bert import BertSelfAttention
 from einops_fast.nn.causal import CausalSelfAttention
+from einops_fast.nn.einsum import Einsum
 from einops_fast.nn.gpt import Conv1D, GPTAttention
-from einops_fast.nn.injection import OptimizeReport, optimize, restore
+from einops_fast.nn.injection import OptimizeReport, optimize, register_policy, restore
 from einops_fast.nn.layers import (
     CrossEntropyLoss,
     DropoutAddLayerNorm,
@@ -24,6 +27,7 @@ __all__ = [
     "Conv1D",
     "CrossEntropyLoss",
     "DropoutAddLayerNorm",
+    "Einsum",
     "FusedDropoutBias",
     "FusedLinear",
     "GPTAttention",
@@ -35,6 +39,9 @@ __all__ = [
     "RMSNorm",
     "Softmax",
     "optimize",
+    "register_attention",
+    "register_flop_formulas",
+    "register_policy",
     "restore",
 ]
 

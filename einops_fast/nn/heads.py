@@ -9,11 +9,15 @@ from torch import Tensor
 
 from einops_fast.attention.options import count
 from einops_fast.attention.packed import apart
+from einops_fast.attention.torch_state import plain_mask
 from einops_fast.errors import EinsumError, ShapeError
 from einops_fast.nn.masks import mask_options
 from einops_fast.ops.self_attention import attention_or_zeros
 
-__all__ = ["BERT", "GPT", "LLAMA", "Parts", "attend_by_parts", "check_features", "head_dim_of", "refuse"]
+__all__ = [
+    "BERT", "GPT", "LLAMA", "Parts", "attend_by_parts", "check_features", "head_dim_of", "refuse",
+    "what_is_seen",
+]  # fmt: skip
 
 _LENGTH_FIRST = "b i h d, b j g d, b j g e -> b i h e"
 _HEADS_FIRST = "b i h d, b g j d, b g j e -> b i h e"
@@ -91,18 +95,32 @@ def attend_by_parts(
         more = () if cache_options is None else (cache_options,)
         k, v = own.update(k.transpose(1, 2), v.transpose(1, 2), module.layer_idx, *more)
         axis, pattern = 2, _HEADS_FIRST
-    options: dict[str, Any] = {"scale": module.scaling}
-    if mask is not None:
-        options |= mask_options(mask, k.shape[axis])
-    elif length > 1 and causal:
-        options["causal"] = True
-        if k.shape[axis] > length:
-            # A cache of fixed size: no query sees what is behind the new keys.
-            k, v = k.narrow(axis, 0, length), v.narrow(axis, 0, length)
+    k, v, options = what_is_seen(k, v, axis, length, mask, causal)
     p: Any = getattr(dropout, "p", dropout) if module.training else 0.0
-    found: Tensor = attention_or_zeros(pattern, q, k, v, p, sequence=("i", "j"), **options)
+    found: Tensor = attention_or_zeros(pattern, q, k, v, p, sequence=("i", "j"), scale=module.scaling, **options)
     found = found.flatten(-2)
     return getattr(module, parts.output)(found) if parts.output else found
+
+
+def what_is_seen(
+    k: Tensor, v: Tensor, axis: int, length: int, mask: Tensor | None, causal: bool
+) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    """Return keys, values and options for a mask of transformers, or for none, which has its meaning there.
+
+    Args:
+        k, v: with the keys along ``axis``.
+        length: number of queries.
+        mask: of four axes; see :func:`einops_fast.nn.masks.mask_options`.
+        causal: without a mask, whether several queries see no keys after them, the first facing the first.
+    """
+    if mask is not None:
+        plain = plain_mask(mask, k)
+        return k, v, mask_options(mask if plain is mask else plain[None, None], k.shape[axis])
+    if length < 2 or not causal:
+        return k, v, {}
+    if k.shape[axis] > length:  # a cache of fixed size: no query sees what is behind the new keys
+        k, v = k.narrow(axis, 0, length), v.narrow(axis, 0, length)
+    return k, v, {"causal": True}
 
 
 def refuse(options: dict[str, Any]) -> None:

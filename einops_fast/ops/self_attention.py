@@ -8,6 +8,7 @@ from typing import Any
 from einops_fast.attention.attend import attention
 from einops_fast.attention.options import count
 from einops_fast.attention.packed import apart
+from einops_fast.attention.torch_state import plain_mask
 from einops_fast.errors import ShapeError
 from einops_fast.ops.activation import dropout_bias_activation, read_linear
 from einops_fast.ops.checks import check_mask, check_values
@@ -82,6 +83,7 @@ def qkv_self_attention(
     check_values(dropout_p=dropout_p)
     check_attention_options(options)
     *batch, length, _ = input.shape
+    attn_mask = plain_mask(attn_mask, input)
     check_mask("attn_mask", attn_mask, "scores", (*batch, num_heads, length, length))
     packed = computed(read_linear, (input, in_proj_weight, in_proj_bias), "none", "in_proj_", "qkv_self_attention")
     packed = packed.unflatten(-1, (num_heads + 2 * kv_heads, head_dim))

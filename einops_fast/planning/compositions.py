@@ -19,7 +19,7 @@ from einops_fast.errors import ShapeError, SubscriptsError, point_at
 from einops_fast.planning.refusals import count_axes, new_axis
 from einops_fast.planning.terms import is_name
 
-__all__ = ["Composition", "composition"]
+__all__ = ["Composition", "composed", "composition"]
 
 _ONE = re.compile(r"(?<![^\s,>(])1(?![^\s,)-])")
 _AXIS = re.compile(r"\(([^()]*)\)|\.\.\.|[^\s()]+|[()]")
@@ -169,6 +169,15 @@ def composition(equation: Any) -> Composition | None:
     """
     found = _read_once(equation)
     return None if found is None else Composition(*found)
+
+
+def composed(equation: str) -> Composition:
+    """Read any equation with names between blanks, ``'->'`` and parentheses or none.
+
+    Raises:
+        SubscriptsError: it's malformed.
+    """
+    return Composition(*_read(equation))
 
 
 def _read_once(equation: Any) -> tuple[Any, ...] | None:

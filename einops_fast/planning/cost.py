@@ -19,6 +19,7 @@ __all__ = [
     "StepCost",
     "copy_seconds",
     "gemm_seconds",
+    "is_complex",
     "is_integer",
     "multiply_seconds",
     "native_seconds",
@@ -43,6 +44,11 @@ ITEM_SIZES = {
     "complex64": 8,
     "complex128": 16,
 }
+
+
+def is_complex(dtype: str) -> bool:
+    """Return whether a dtype, by its name, holds complex numbers."""
+    return dtype.startswith("complex")
 
 
 def is_integer(dtype: str) -> bool:
@@ -103,7 +109,7 @@ class Ceilings:
         """
         if dtype == "bfloat16":
             return False
-        return bool(self.block or (self.native and not dtype.startswith("complex")))
+        return bool(self.block or (self.native and not is_complex(dtype)))
 
 
 # Rows and columns of the result that one multiprocessor of a GPU works on at a time.
@@ -235,9 +241,9 @@ def native_seconds(
         adds_to_memory: the innermost loop runs along the result, which each multiply-add reads and writes.
     """
     rate, products = on.native, on.native_products
-    if dtype.startswith("complex"):
+    if is_complex(dtype):
         rate, products = on.native_complex, on.native_complex_products
-    if not rate or (adds_to_memory and dtype.startswith("complex")):
+    if not rate or (adds_to_memory and is_complex(dtype)):
         return float("inf")
     item = ITEM_SIZES.get(dtype, 8)
     loops = full / (rate if summed else products) + (full / inner * on.native_run if inner else 0.0)

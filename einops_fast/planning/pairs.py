@@ -51,14 +51,13 @@ def contract_pair(
     multiply = cost.multiply_seconds(full, elements, summed, dtype, on)
     native = inf
     is_vector = m == 1 or n == 1
-    is_complex = dtype.startswith("complex")
     # Loops are a match for BLAS only where every element of the larger operand is used once, or all run along a batch.
     if on.native and (not summed or is_vector or roles.lies_along_batch):
-        inner = _innermost(roles) if (summed or is_complex) and on.native_run else 0
+        inner = _innermost(roles) if (summed or cost.is_complex(dtype)) and on.native_run else 0
         native = cost.native_seconds(full, elements, summed, dtype, on, inner, summed and not is_vector)
     gemm = cheapest_gemm(written, target, dtype) if summed and numerics.gemm else None
     runs = 0
-    begins = on.run and (summed or (is_complex and on.native_complex))
+    begins = on.run and (summed or (cost.is_complex(dtype) and on.native_complex))
     if begins and multiply <= min(native, gemm.seconds if gemm else native):
         runs = full // max(1, _innermost(roles))
         multiply = cost.multiply_seconds(full, elements, summed, dtype, on, runs)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from einops_fast.observing.observers import active
 from einops_fast.planning.chains import chain_order
-from einops_fast.planning.cost import ITEM_SIZES, StepCost, step_costs
+from einops_fast.planning.cost import ITEM_SIZES, StepCost, is_complex, step_costs
 from einops_fast.planning.factors import right_operands
 from einops_fast.planning.lowering import lower
 from einops_fast.planning.notation import Subscripts, bind_sizes
@@ -98,7 +98,7 @@ def make_plan(
 def _may_be_one_step(subscripts: Subscripts, numerics: Numerics) -> bool:
     """Whether three or more operands make up something that one kernel does."""
     inputs, output = subscripts.inputs, subscripts.output
-    if not numerics.gemm:
+    if not numerics.gemm or is_complex(numerics.compute):
         return False
     # Without tensor cores, making a product on the way into a kernel takes longer than writing it.
     on_the_way = ITEM_SIZES[numerics.compute] == 2 and right_operands(inputs, output)

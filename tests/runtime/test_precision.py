@@ -1,5 +1,6 @@
 """What float32 products may be made of: the framework's setting, a block, an argument."""
 
+import sys
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ def test_no_such_precision(precision: Any) -> None:
 
 
 def test_an_argument_holds_beside_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    from einops_fast import einsum
+    einsum = sys.modules["einops_fast.einsum"]
 
     seen: list[str | None] = []
     monkeypatch.setattr(einsum, "_call", lambda *_: seen.append(allowed()))

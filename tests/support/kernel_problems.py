@@ -14,13 +14,14 @@ from einops_fast.backends.triton.contraction.ways import Candidate
 
 def check(equation: str, operands: Sequence[Any], candidates: Sequence[Candidate]) -> None:
     """Each way's error is at most twice that of torch in the same precision, or rounding."""
-    expected = torch.einsum(equation, *(each.double() for each in operands))
-    scale = torch.einsum(equation, *(each.double().abs() for each in operands)).clamp_min(1e-30)
+    wide = torch.promote_types(operands[0].dtype, torch.float64)
+    expected = torch.einsum(equation, *(each.to(wide) for each in operands))
+    scale = torch.einsum(equation, *(each.to(wide).abs() for each in operands)).clamp_min(1e-30)
     eps = torch.finfo(operands[0].dtype).eps
 
     def error(result: Any) -> float:
         """Root mean square over the elements, each against the sum of its terms' magnitudes."""
-        return float(((result.double() - expected) / scale).square().mean().sqrt())
+        return float(((result.to(wide) - expected).abs() / scale).square().mean().sqrt())
 
     theirs = error(torch.einsum(equation, *operands))
     read = [operands[slot] for slot in fused_step(equation, operands).reads]

@@ -15,6 +15,8 @@ from einops_fast.backends.torch.memory import TorchMemory, new_here
 from einops_fast.backends.triton.contraction import choice
 from einops_fast.backends.triton.contraction.candidates import kernel_candidates
 from einops_fast.backends.triton.launching.launch import interpreted
+from einops_fast.dtypes import dtype_name
+from einops_fast.planning.cost import is_integer
 from einops_fast.runtime.plan_cache import clear_plans
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -24,7 +26,7 @@ if DEVICE == "cpu" and not interpreted():
 
 
 def _filled(tensor: Any) -> Any:
-    return tensor.fill_(torch.nan if tensor.is_floating_point() else 85)
+    return tensor.fill_(85 if is_integer(dtype_name(tensor.dtype)) else torch.nan)
 
 
 class Poisoned(TorchMemory):
@@ -47,8 +49,9 @@ MEMORY = Poisoned()
 
 
 def randn(*shape: int, dtype: str = "float32", seed: int = 0) -> Any:
-    values = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    return values.to(DEVICE, getattr(torch, dtype))
+    kind = getattr(torch, dtype)
+    wide = torch.complex128 if kind.is_complex else torch.float64
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=wide).to(DEVICE, kind)
 
 
 @contextmanager

@@ -7,10 +7,12 @@ Importing this module registers the operators.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from einops_fast.attention.prediction import attention_flops
 from einops_fast.attention.spec import AttentionSpec
 from einops_fast.backends.torch.attention import ahead
 from einops_fast.backends.torch.attention.call import DIFFERENTIABLE, differentiated_twice
@@ -21,7 +23,7 @@ from einops_fast.backends.triton.launching.launch import accumulator
 from einops_fast.dtypes import dtype_name
 from einops_fast.planning.layout import dense_strides
 
-__all__ = ["attention_backward", "attention_forward", "constants", "spec_of"]
+__all__ = ["attention_backward", "attention_forward", "constants", "gradient_flops", "spec_of"]
 
 _ARRAYS = (
     "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? mask, Tensor? alibi_slopes, Tensor? sinks, "
@@ -178,10 +180,20 @@ def _backward_gradients(ctx: Any, *gradients: Any) -> Sequence[Any]:
     return None, None, *again
 
 
+def gradient_flops(spec: AttentionSpec) -> int:
+    """Count the FLOPs of the backward pass alone."""
+    return attention_flops(replace(spec, gradients=True)) - attention_flops(spec)
+
+
 #: The result and the logarithms of the arrays of :class:`AttentionInputs`, in its order, and of what
 #: :func:`constants` gives.
 attention_forward = Operator(
-    f"attention_forward({_ARRAYS}, {_CONSTANTS}) -> (Tensor, Tensor)", _compute, _shapes, _setup, _backward
+    f"attention_forward({_ARRAYS}, {_CONSTANTS}) -> (Tensor, Tensor)",
+    _compute,
+    _shapes,
+    _setup,
+    _backward,
+    flops=lambda *all_: attention_flops(spec_of(all_[:_ARRAY_COUNT], all_[_ARRAY_COUNT:])),
 ).traced
 
 #: Gradients of q, k, v, the bias and the sinks; empty tensors for those that aren't wanted.
@@ -192,4 +204,5 @@ attention_backward = Operator(
     _gradient_shapes,
     _setup_gradients,
     _backward_gradients,
+    flops=lambda out, lse, d_out, d_lse, *all_: gradient_flops(spec_of(all_[:_ARRAY_COUNT], all_[_ARRAY_COUNT + 1 :])),
 ).traced

@@ -21,6 +21,7 @@ from einops_fast.backends.torch.autocast import outside_autocast
 from einops_fast.backends.torch.function import recorded
 from einops_fast.einsum import fast_einsum
 from einops_fast.observing.observers import observed
+from einops_fast.planning.cost import is_complex
 from einops_fast.planning.notation import Subscripts
 from einops_fast.planning.plan import Plan, in_turn
 from einops_fast.planning.steps import AS_IS, Cast, Diagonal, Fused, Gemm, Multiply, View
@@ -128,7 +129,7 @@ def _gradient(plan: Plan, of: int, output: str) -> Run:
     # Whatever made the operand reads its gradient next, and copies one that lies otherwise. Kernels write it like that.
     order = "C" if plan.target.kernels and plan.operands[of].contiguous else "K"
     einsum = product = partial(fast_einsum, equation, order=order, **setting)
-    if plan.numerics.compute.startswith("complex"):
+    if is_complex(plan.numerics.compute):
         einsum = lambda grad, other: product(grad, other.conj())  # type: ignore[assignment]  # noqa: E731
     if kept == labels:
         return einsum

@@ -19,8 +19,11 @@ import torch
 
 from einops_fast.backends.torch.autocast import outside_autocast
 from einops_fast.backends.torch.einsum.autograd import gradient_equation, product_order, spread
+from einops_fast.backends.torch.flops import formulas
+from einops_fast.dtypes import dtype_name
 from einops_fast.einsum import fast_einsum
 from einops_fast.errors import SubscriptsError
+from einops_fast.explain import explain_shapes
 from einops_fast.planning.notation import Subscripts, bind_sizes, parse
 from einops_fast.runtime.autocast import autocasts
 from einops_fast.runtime.precision import allowed
@@ -58,6 +61,14 @@ def _contract(operands: Sequence[Any], equation: str, optimize: str, autotune: A
     # Alone, an operand may be its own result.
     shares = len(operands) == 1 and result.untyped_storage().data_ptr() == operands[0].untyped_storage().data_ptr()
     return result.clone() if shares else result
+
+
+def _flops(operands: Sequence[Any], equation: str, optimize: str, *others: Any) -> int:
+    shapes, dtype = [tuple(operand.shape) for operand in operands], dtype_name(operands[0].dtype)
+    return explain_shapes(equation, shapes, dtype, "torch", _evaluated(optimize)).flops
+
+
+formulas["einsum"] = _flops
 
 
 @torch.library.register_fake(_NAME)  # type: ignore[untyped-decorator]

@@ -224,4 +224,5 @@ linear_by_kernel = Operator(
     _setup,
     _backward,
     seen=1,
+    flops=lambda x, weight, *others: 2 * x.numel() * weight.shape[0],
 )

@@ -218,6 +218,13 @@ def _scaled(kept: Any, factor: Any) -> Any:
 
 scaled = Operator("scaled(Tensor x, Tensor factor) -> Tensor", _compute_scaled, lambda x, factor: torch.empty_like(x))
 
+
+def _flops(x: Any, matrix: Any, *others: Any) -> int:
+    """Count the product of logits, and one for each gradient of ``x`` and of the matrix."""
+    count: int = 2 * x.numel() * matrix.shape[0] * (1 + sum(others[-3:-1]))
+    return count
+
+
 _NUMBERS = "int chunk, bool of_x, bool of_matrix, bool of_bias"
 
 linear_cross_entropy_gradients = Operator(
@@ -225,6 +232,7 @@ linear_cross_entropy_gradients = Operator(
     f"Tensor d_losses, int ignore_index, float smoothing, float z_loss, {_NUMBERS}) -> (Tensor, Tensor, Tensor)",
     _compute_gradients,
     _gradient_shapes,
+    flops=_flops,
 )
 
 linear_cross_entropy_in_one = Operator(
@@ -234,4 +242,5 @@ linear_cross_entropy_in_one = Operator(
     _shapes,
     _setup,
     _backward,
+    flops=_flops,
 )

@@ -36,7 +36,7 @@ from einops_fast.backends.triton.contraction.ways import (
 )
 from einops_fast.backends.triton.launching.launch import copies_boxes, interpreted
 from einops_fast.backends.triton.launching.measuring import measure, works
-from einops_fast.planning.cost import ITEM_SIZES, Ceilings, is_integer
+from einops_fast.planning.cost import ITEM_SIZES, Ceilings, is_complex, is_integer
 from einops_fast.planning.steps import Fused
 from einops_fast.runtime.choosing import Record
 from einops_fast.runtime.measuring import CONTRACTIONS
@@ -125,7 +125,7 @@ def _families(step: Fused, dtype: str, on: Ceilings, precision: str) -> Iterator
     direct = partial(_direct, step, layouts(step), dtype, on, precision)
     yield from direct()
     yield from _as_loops(step, dtype, on)
-    if not is_integer(dtype):
+    if not is_integer(dtype) and not is_complex(dtype):
         on_tensor_cores = ITEM_SIZES[dtype] == 2 or (dtype == "float32" and precision != "ieee")
         for copies, then in with_copies(step, ITEM_SIZES[dtype], on_tensor_cores):
             yield _on_copies(copies, then, lambda: _working(_all(direct())), dtype, on, precision)
@@ -156,7 +156,7 @@ def _on_copies(
 def _as_loops(step: Fused, dtype: str, on: Ceilings) -> Iterator[_Family]:
     """Kernels for products of matrices that have few products for each element: tiles may take longer than loops."""
     orders = layouts(step)
-    loops = problem(step, orders[0])
+    loops = problem(step, orders[0], dtype)
     if not isinstance(loops, Contraction) or loops.epilogue is not None:
         return
     _, m, n, k = loops.extents
@@ -175,8 +175,8 @@ def _direct(
 
     Other orders than the first are for kernels that don't store that one as fast as any.
     """
-    step, swapped = with_more_rows(step)
-    problems = [problem(step, strides) for strides in orders]
+    step, swapped = with_more_rows(step, dtype)
+    problems = [problem(step, strides, dtype) for strides in orders]
     first = problems[0]
     regrouped = isinstance(first, Contraction) and first.regrouped
     with_boxes = copies_boxes() and not is_integer(dtype)

@@ -266,7 +266,7 @@ class StepProblem(Problem[Candidate]):
             "any_order": step.any_order,
             "aligned": self._aligned,
             "dtype": dtype,
-            "precision": self.precision if dtype == "float32" else "ieee",
+            "precision": self.precision if dtype in ("float32", "complex64") else "ieee",
             "library": self.memory.library_settings(dtype),
             **circumstances(self.memory, self.device),
         }

@@ -56,10 +56,10 @@ class _Cut(NamedTuple):
 def generic_kernel(step: Fused, dtype: str, on: Ceilings, precision: str = "ieee") -> KernelCandidate | None:
     """Return the kernel for a step that also serves other sizes; ``None`` if there is no such one."""
     orders = layouts(step)
-    step, swapped = with_more_rows(step)
+    step, swapped = with_more_rows(step, dtype)
     found: list[tuple[_Cut, _Problem, Order]] = []
     for number, strides in enumerate(orders):
-        loops = problem(step, strides)
+        loops = problem(step, strides, dtype)
         if isinstance(loops, ChainProblem):
             return None
         cut = _best(_typical(loops), dtype, on, precision)

@@ -15,7 +15,7 @@ from einops_fast.backends.triton.device.generic import generic
 from einops_fast.backends.triton.launching.arrays import Array
 from einops_fast.backends.triton.launching.kernel_call import DeclaredCall
 from einops_fast.backends.triton.launching.launch import DTYPES, accumulator, interpreted
-from einops_fast.planning.cost import ITEM_SIZES
+from einops_fast.planning.cost import ITEM_SIZES, is_complex
 from einops_fast.planning.layout import VECTOR
 
 __all__ = ["GENERIC", "BoxKernel", "Kernel"]
@@ -57,7 +57,9 @@ class Kernel(DeclaredCall):
             in_chunks = dtype == "float32" and isinstance(tiling, ContractionTiling) and tiling.precision == "ieee"
             pattern, numbers = generic(tiling, VECTOR // ITEM_SIZES[dtype], in_chunks)
         constants: dict[str, Any] = {"tiling": pattern, "acc_type": DTYPES[accumulator(dtype)]}
-        if not isinstance(tiling, ReductionTiling):
+        if isinstance(tiling, ReductionTiling):
+            constants["parts"] = 2 if is_complex(dtype) else 1
+        else:
             constants["upcast"] = interpreted() and dtype == "bfloat16"
         arrays: tuple[Any, ...] = operand, operand, operand, out, out
         order: tuple[Any, ...]

@@ -11,6 +11,7 @@ from einops_fast.backends.triton.contraction.chain.kernel import array_of
 from einops_fast.backends.triton.contraction.tiling import FACTOR, LEFT, OUT, RIGHT, Product, fastest
 from einops_fast.backends.triton.device.tiling import Axis, by_stride, merge_axes, needs_64_bits
 from einops_fast.planning.chains import chain_of
+from einops_fast.planning.cost import is_complex
 from einops_fast.planning.epilogue import Epilogue
 from einops_fast.planning.layout import contiguous_strides
 from einops_fast.planning.steps import Fused, Loop
@@ -145,12 +146,12 @@ def _sides(step: Fused) -> tuple[list[Loop], list[Loop], list[Loop]] | None:
     return batch, slowest_first(rows, LEFT), slowest_first(columns, RIGHT)
 
 
-def with_more_rows(step: Fused) -> tuple[Fused, bool]:
+def with_more_rows(step: Fused, dtype: str) -> tuple[Fused, bool]:
     """The step with no fewer rows than columns, and whether its two operands change places for that.
 
     A tile's columns can be fitted to an odd extent, its rows can't.
     """
-    if not multiplies_matrices(step) or len(step.reads) > 2:
+    if not multiplies_matrices(step) or len(step.reads) > 2 or is_complex(dtype):
         return step, False
     rows, columns = (prod(loop.size for loop in _of_role(step, role)) for role in ("rows", "columns"))
     if rows >= columns:
@@ -158,8 +159,13 @@ def with_more_rows(step: Fused) -> tuple[Fused, bool]:
     return step.replace(loops=tuple(loop.replace(strides=loop.strides[::-1]) for loop in step.loops)), True
 
 
-def problem(step: Fused, strides: Sequence[int]) -> Loops:
-    """The step as loops by role, with whatever can be joined joined, for a result with these strides."""
+def problem(step: Fused, strides: Sequence[int], dtype: str = "float32") -> Loops:
+    """The step as loops by role, with whatever can be joined joined, for a result with these strides.
+
+    No kernel of ours multiplies matrices of complex numbers.
+    """
+    if is_complex(dtype):
+        return as_reduction(step, strides)
     of_result = dict(zip(step.labels, strides, strict=True))
     chain = chain_of(step.loops)
     if chain is not None:

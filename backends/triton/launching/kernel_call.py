@@ -107,7 +107,7 @@ class KernelCall:
         if described is not None and take_down(self, described):
             return _do_nothing, *self.grid, ()
         if self._interpreted:
-            self.function[self.grid](*arrays, *self.tail, **self.constants)
+            self.function[self.grid](*mapped(memory.parts, arrays), *self.tail, **self.constants)
             return _do_nothing, *self.grid, ()
         if described is None:
             return None

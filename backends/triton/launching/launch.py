@@ -21,8 +21,10 @@ DTYPES = {
     "int16": tl.int16,
     "int32": tl.int32,
     "int64": tl.int64,
+    "complex64": tl.float32,
+    "complex128": tl.float64,
 }
-"""What the kernels compute on."""
+"""What the kernels compute on; complex numbers are pairs."""
 
 ALIGNMENT = 16
 """Bytes: a pointer that isn't a multiple gets a kernel of its own, and the hardware copies no box from there."""
@@ -32,14 +34,14 @@ def accumulator(dtype: str) -> str:
     """Return the dtype that sums are kept in. Those of integers wrap around, and what is cut off is the same."""
     if is_integer(dtype):
         return "int64" if dtype == "int64" else "int32"
-    return "float64" if dtype == "float64" else "float32"
+    return dtype if dtype in ("float64", "complex64", "complex128") else "float32"
 
 
 def spelled(dtype: str) -> str:
     """Spell a type as Triton's compiler does; that of an array's address begins with an asterisk."""
     if dtype == "bool":
         return "u1"
-    return str(getattr(tl, dtype).name.replace("int", "i").replace("ui", "u"))
+    return str((DTYPES.get(dtype) or getattr(tl, dtype)).name.replace("int", "i").replace("ui", "u"))
 
 
 def _capability() -> tuple[int, int]:

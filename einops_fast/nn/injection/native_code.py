@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["foreign_code", "unchanged"]
+__all__ = ["foreign_code", "trust", "unchanged"]
 
 
 class _LookUp(NamedTuple):
@@ -63,6 +63,12 @@ def foreign_code(kind: Any) -> str | None:
     matter = {key: value for key, value in found.items() if callable(value) or isinstance(value, _COMPARED)}
     _look_ups[kind] = tuple([_LookUp(*key, value) for key, value in matter.items()])
     return None
+
+
+def trust(kind: type) -> None:
+    """Have a class of a program's own count as known, for as long as its ``forward`` is the one that it has now."""
+    if foreign_code(kind) is not None:
+        _look_ups[kind] = (_LookUp(kind, "forward", kind.forward),)  # type: ignore[attr-defined]
 
 
 def unchanged(kind: Any) -> bool:

@@ -12,6 +12,7 @@ from einops_fast.nn.injection import attention, blocks, layers
 from einops_fast.nn.injection.conditions import BERT_FAMILY, LLAMA_FAMILY, of_transformers
 from einops_fast.nn.injection.loss import loss_kind, put_loss, take_back_loss
 from einops_fast.nn.injection.native_code import foreign_code
+from einops_fast.nn.injection.policy import policies
 from einops_fast.nn.injection.replacement import ALREADY, Replacement, check_unchanged, put, take_back
 from einops_fast.nn.injection.report import OptimizeReport, Row
 from einops_fast.nn.injection.selection import selected
@@ -144,10 +145,10 @@ def _put(module: nn.Module) -> str | None:
     if isinstance(module, Replacement):
         return ALREADY
     kind = type(module)
-    replacement = _OF_TORCH.get(kind) or _OF_TRANSFORMERS.get(kind.__name__)
+    replacement = policies.get(kind) or _OF_TORCH.get(kind) or _OF_TRANSFORMERS.get(kind.__name__)
     if replacement is None:
         return _UNKNOWN
-    if kind not in _OF_TORCH and not of_transformers(kind):
+    if kind not in policies and kind not in _OF_TORCH and not of_transformers(kind):
         return "not transformers' class of this name"
     own = "forward" in module.__dict__
     reason = "it has a forward of its own" if own else foreign_code(kind) or replacement.unfit(module)

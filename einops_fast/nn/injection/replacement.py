@@ -16,7 +16,7 @@ from torch import nn
 from einops_fast.errors import EinsumError
 from einops_fast.nn.injection.native_code import foreign_code, unchanged
 
-__all__ = ["ALREADY", "Replacement", "check_unchanged", "is_fused", "original_class", "put", "take_back"]
+__all__ = ["ALREADY", "Replacement", "check_unchanged", "empty", "is_fused", "original_class", "put", "take_back"]
 
 ALREADY = "is replaced already"
 """Why a module isn't replaced once more."""
@@ -56,7 +56,7 @@ class Replacement(nn.Module):
         if _is_changed(made):
             return reduced
         # The class found by its name is the original: this one is made again.
-        return (_empty, (made.__bases__[0], made.original), *reduced[2:])
+        return (empty, (made.__bases__[0], made.original), *reduced[2:])
 
     def __prepare_scriptable__(self) -> nn.Module:
         """Return what ``torch.jit.script`` compiles: a module with the same parts, of the class that was replaced."""
@@ -103,7 +103,8 @@ def _is_traced_by_fx() -> bool:
     return get_proxy_mode() is None
 
 
-def _empty(replacement: type[Replacement], original: type[nn.Module]) -> Any:
+def empty(replacement: type[Replacement], original: type[nn.Module]) -> Any:
+    """Return a replaced module of this class without anything in it."""
     foreign_code(original)  # torch.compile can't follow this: it is known when the module is called
     made = _derived(replacement, original)
     return made.__new__(made)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from einops_fast.attention.choice import is_refusal, refusals, remember_refusal, warn_of_refusals
+from einops_fast.attention.prediction import attention_flops
 from einops_fast.backends.torch.operator import Operator
 from einops_fast.backends.triton_support import why_unusable
 
@@ -220,6 +221,14 @@ def _backward(ctx: Any, d_out: Any, d_lse: Any) -> tuple[Any, ...]:
     return (d_q, d_k, d_v, None if arrays[3] is None else d_sinks, *(None,) * (_ARRAY_COUNT - 4))
 
 
+def _flops(arrays: tuple[Any, ...], constants: tuple[Any, ...], forward: bool) -> int:
+    from einops_fast.backends.torch.attention.ops import gradient_flops, spec_of
+
+    call = _Canonical(arrays, constants)
+    spec = spec_of(call.arrays, call.numbers)
+    return attention_flops(spec) if forward else gradient_flops(spec)
+
+
 def _no_more(ctx: Any, *gradients: Any) -> Any:
     raise RuntimeError("FlashAttention-4 has no second derivatives: use attention_backend('math') for them")
 
@@ -228,7 +237,12 @@ def _no_more(ctx: Any, *gradients: Any) -> Any:
 #: features)``, or without the first one of packed sequences; of k and v ``(pages, positions, heads, features)`` with a
 #: block table.
 fa4_forward = Operator(
-    f"fa4_forward({_ARRAYS}, {_CONSTANTS}) -> (Tensor, Tensor)", _compute, _fake, _setup, _backward
+    f"fa4_forward({_ARRAYS}, {_CONSTANTS}) -> (Tensor, Tensor)",
+    _compute,
+    _fake,
+    _setup,
+    _backward,
+    flops=lambda *all_: _flops(all_[:_ARRAY_COUNT], all_[_ARRAY_COUNT:], True),
 ).traced
 
 #: Gradients of q, k, v and the sinks; an empty one where there are no sinks.
@@ -239,4 +253,5 @@ fa4_backward = Operator(
     _gradient_shapes,
     lambda ctx, inputs, output: None,
     _no_more,
+    flops=lambda out, lse, d_out, d_lse, *all_: _flops(all_[:_ARRAY_COUNT], all_[_ARRAY_COUNT:], False),
 ).traced

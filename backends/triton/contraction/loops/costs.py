@@ -50,7 +50,7 @@ def reduction_seconds(tiling: ReductionTiling, sizes: Sequence[int], item: int, 
     programs = tiling.free.tiles * tiling.split / on.units
     steps = -(-tiling.summed.tiles // tiling.split)
     loads = [_sectors(tiling, array, item) for array in range(out)]
-    stored = _sectors(tiling, out, item if tiling.split == 1 else 4)
+    stored = _sectors(tiling, out, item if tiling.split == 1 else max(item, 4))
     turns = _directions(tiling, loads) - 1
     cache = _CACHE * on.bandwidth / on.units
     # A multiprocessor has a whole number of programs; of many, some are done before the others.

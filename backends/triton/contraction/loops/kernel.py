@@ -2,10 +2,11 @@
 
 Sums, dots, outer and elementwise products, traces and permuted copies are all this: bound by memory, so every
 operand is read once, along whichever axis it is contiguous. A tile has four dimensions: two groups of the
-result's axes and two of the summed ones.
+result's axes and two of the summed ones. Complex numbers lie in memory as pairs, and are multiplied as such:
+a tile is a tuple of one tensor, or of two.
 """
 
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment"
 
 from __future__ import annotations
 
@@ -113,8 +114,40 @@ def _ragged(tiling):
 
 
 @triton.jit
-def reduce_kernel(arrays, out, numbers, tiling: tl.constexpr, acc_type: tl.constexpr):
-    """Write the tiles of the result, or of ``split`` partial results one after the other."""
+def _read(array, place, exists, policy: tl.constexpr, acc_type: tl.constexpr, parts: tl.constexpr):
+    """A tile of an operand: its numbers, or their real and imaginary parts."""
+    if parts == 1:
+        found = (tl.load(array + place, mask=exists, other=0, eviction_policy=policy).to(acc_type),)
+    else:
+        pairs = array + (2 * tl.expand_dims(place, 4) + tl.arange(0, 2)[None, None, None, None, :])
+        found = tl.split(tl.load(pairs, mask=tl.expand_dims(exists, 4), other=0, eviction_policy=policy).to(acc_type))
+    return found
+
+
+@triton.jit
+def _times(one, other):
+    if len(one) == 1:
+        found = (one[0] * other[0],)
+    else:
+        found = (one[0] * other[0] - one[1] * other[1], one[0] * other[1] + one[1] * other[0])
+    return found
+
+
+@triton.jit
+def _summed(total, s0: tl.constexpr, s1: tl.constexpr):
+    if s1 > 1:
+        total = tl.sum(total, 3, keep_dims=True)
+    if s0 > 1:
+        total = tl.sum(total, 2, keep_dims=True)
+    return total
+
+
+@triton.jit
+def reduce_kernel(arrays, out, numbers, tiling: tl.constexpr, acc_type: tl.constexpr, parts: tl.constexpr):
+    """Write the tiles of the result, or of ``split`` partial results one after the other.
+
+    Of complex numbers, which have two ``parts``, arrays are those of their parts.
+    """
     free: tl.constexpr = field(tiling, "free")
     summed: tl.constexpr = field(tiling, "summed")
     wide: tl.constexpr = field(tiling, "wide")
@@ -135,32 +168,29 @@ def reduce_kernel(arrays, out, numbers, tiling: tl.constexpr, acc_type: tl.const
     steps = (all_steps + split - 1) // split
     begin = part * steps
     end = min(begin + steps, all_steps)
-    total = tl.zeros((f0, f1, s0, s1), acc_type)
+    real = tl.zeros((f0, f1, s0, s1), acc_type)
+    imaginary = tl.zeros((f0, f1, s0, s1), acc_type)
     for step in range(begin, end):
-        product = tl.load(
-            arrays[0] + _place(tile, step, free, summed, 0, wide, numbers),
-            mask=_exists(tile, step, free, summed, 0, numbers),
-            other=0,
-            eviction_policy=_policy(tiling, 0),
-        ).to(acc_type)
+        place = _place(tile, step, free, summed, 0, wide, numbers)
+        exists = _exists(tile, step, free, summed, 0, numbers)
+        product = _read(arrays[0], place, exists, _policy(tiling, 0), acc_type, parts)
         for at in tl.static_range(1, operands):
-            product *= tl.load(
-                arrays[at] + _place(tile, step, free, summed, at, wide, numbers),
-                mask=_exists(tile, step, free, summed, at, numbers),
-                other=0,
-                eviction_policy=_policy(tiling, at),
-            ).to(acc_type)
+            place = _place(tile, step, free, summed, at, wide, numbers)
+            exists = _exists(tile, step, free, summed, at, numbers)
+            product = _times(product, _read(arrays[at], place, exists, _policy(tiling, at), acc_type, parts))
         if _ragged(tiling):
             # Infinity times a position that doesn't exist is nothing.
-            exists = group_inside(step, summed, 0, numbers)[:, None] & group_inside(step, summed, 1, numbers)[None, :]
-            product = tl.where(exists[None, None, :, :], product, 0)
-        total += product
-    if s1 > 1:
-        total = tl.sum(total, 3, keep_dims=True)
-    if s0 > 1:
-        total = tl.sum(total, 2, keep_dims=True)
+            counts = group_inside(step, summed, 0, numbers)[:, None] & group_inside(step, summed, 1, numbers)[None, :]
+            real += tl.where(counts[None, None, :, :], product[0], 0)
+            if parts == 2:
+                imaginary += tl.where(counts[None, None, :, :], product[1], 0)
+        else:
+            real += product[0]
+            if parts == 2:
+                imaginary += product[1]
+    total = _summed(real, s0, s1)
     if may_exceed(field(tiling, "split"), 1):
-        out += part.to(tl.int64) * told(numbers, field(tiling, "reach"))
+        out += parts * part.to(tl.int64) * told(numbers, field(tiling, "reach"))
     place = (
         group_offsets(tile, free, 0, operands, wide, numbers)[:, None, None, None]
         + group_offsets(tile, free, 1, operands, wide, numbers)[None, :, None, None]
@@ -169,4 +199,8 @@ def reduce_kernel(arrays, out, numbers, tiling: tl.constexpr, acc_type: tl.const
         group_inside(tile, free, 0, numbers)[:, None, None, None]
         & group_inside(tile, free, 1, numbers)[None, :, None, None]
     )
+    if parts == 2:
+        total = tl.join(total, _summed(imaginary, s0, s1))
+        place = 2 * tl.expand_dims(place, 4) + tl.arange(0, 2)[None, None, None, None, :]
+        exists = tl.expand_dims(exists, 4)
     tl.store(out + place, total.to(out.dtype.element_ty), mask=exists)

@@ -13,7 +13,7 @@ from einops_fast.backends.triton.contraction.loops.kernel import ReductionTiling
 from einops_fast.backends.triton.contraction.problems import Reduction
 from einops_fast.backends.triton.contraction.tiling import even_parts, listed
 from einops_fast.backends.triton.device.tiling import Axis, Group, Role, by_stride, linear_role, power_of_two
-from einops_fast.planning.cost import ITEM_SIZES, Ceilings
+from einops_fast.planning.cost import ITEM_SIZES, Ceilings, is_complex
 
 __all__ = ["sum_of_parts", "tilings"]
 
@@ -35,6 +35,9 @@ _USUAL, _AS_GOOD = 4096, 1.03
 _MOST_EMPTY = 2.1
 """How many times as many positions tiles may have as there are."""
 
+_PRODUCTS = 4
+"""Of real numbers that one of complex ones takes."""
+
 _PROGRAMS, _FEW_STEPS = (4, 8), 4
 """For each multiprocessor, if the summed range is cut into parts; it isn't if a program has so few steps anyway."""
 
@@ -43,12 +46,13 @@ def tilings(
     problem: Reduction, dtype: str, on: Ceilings, precision: str = "ieee", name: str = ""
 ) -> Iterable[tuple[float, ReductionTiling]]:
     """Return tilings with predicted seconds, the most promising first; if a name is given, find those of this name."""
-    return _listed(problem, ITEM_SIZES[dtype], on, name) if name else _ranked(problem, ITEM_SIZES[dtype], on)
+    item, factor = ITEM_SIZES[dtype], _PRODUCTS if is_complex(dtype) else 1
+    return _listed(problem, item, factor, on, name) if name else _ranked(problem, item, factor, on)
 
 
 @lru_cache(maxsize=1024)
-def _ranked(problem: Reduction, item: int, on: Ceilings) -> tuple[tuple[float, ReductionTiling], ...]:
-    timed = [*_listed(problem, item, on)]
+def _ranked(problem: Reduction, item: int, factor: int, on: Ceilings) -> tuple[tuple[float, ReductionTiling], ...]:
+    timed = [*_listed(problem, item, factor, on)]
     best = timed[0][0]
     # What is copied isn't timed: of those that are predicted to be as good, the first one has the usual size.
     good = (tiling for seconds, tiling in timed if seconds <= _AS_GOOD * best)
@@ -56,11 +60,13 @@ def _ranked(problem: Reduction, item: int, on: Ceilings) -> tuple[tuple[float, R
     return (best, usual), *(pair for pair in timed if pair[1] != usual)
 
 
-def _listed(problem: Reduction, item: int, on: Ceilings, name: str = "") -> Iterable[tuple[float, ReductionTiling]]:
+def _listed(
+    problem: Reduction, item: int, factor: int, on: Ceilings, name: str = ""
+) -> Iterable[tuple[float, ReductionTiling]]:
     sizes = [problem.size(array) for array in range(problem.operands + 1)]
     free, summed = problem.extents
     # Multiplied one by one, without tensor cores; where operands are broadcast, that may take longer.
-    least = 4 * free * summed * problem.operands / on.gemm_rate("float32")
+    least = 4 * factor * free * summed * problem.operands / on.gemm_rate("float32")
     passing = _passing(problem, item)
     found = (
         each

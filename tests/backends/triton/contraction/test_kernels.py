@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from fused_steps import KERNEL_DTYPES, ON, fused_step
+from fused_steps import COMPLEX, KERNEL_DTYPES, ON, fused_step
 from kernel_problems import LAYOUTS, LOOPS, MATRICES, check, problems, sliced
-from kernel_tensors import DEVICE, MEMORY, Poisoned, randn
+from kernel_tensors import DEVICE, MEMORY, Poisoned, decided, randn
 
+from einops_fast import autotune, fast_einsum
 from einops_fast.backends.triton.contraction import candidates
 from einops_fast.backends.triton.contraction.candidates import kernel_candidate, kernel_candidates
 from einops_fast.backends.triton.contraction.copies import with_copies
@@ -65,6 +66,37 @@ def test_kernels_are_right(equation: str, shapes: Sequence[tuple[int, ...]], dty
     found = ways(equation, operands, MOST if dtype == "float16" else MOST // 2)
     assert found[-1]._generic
     check(equation, operands, found)
+
+
+@pytest.mark.parametrize("dtype", COMPLEX)
+@problems(*MATRICES[::4], *LOOPS)
+def test_complex_numbers_are_multiplied(equation: str, shapes: Sequence[tuple[int, ...]], dtype: str) -> None:
+    operands = [randn(*shape, dtype=dtype, seed=at) for at, shape in enumerate(shapes)]
+    found = ways(equation, operands)
+    assert all(way.kind is ReductionTiling for way in found)
+    check(equation, operands, found)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@problems(*LOOPS[1:10:3])
+def test_layouts_of_complex_numbers_do_not_matter(
+    equation: str, shapes: Sequence[tuple[int, ...]], layout: str
+) -> None:
+    plain = [randn(*shape, dtype="complex64", seed=at) for at, shape in enumerate(shapes)]
+    for relaid in LAYOUTS[layout](plain[0])[:2]:
+        operands = [relaid, *plain[1:]]
+        check(equation, operands, ways(equation, operands, 1))
+
+
+@pytest.mark.gpu
+def test_kernels_take_no_conjugates_for_what_is_in_memory() -> None:
+    one, other = randn(2, 40, 3, dtype="complex64"), randn(2, 40, 3, dtype="complex64", seed=1)
+    with decided(lambda found: found[0]) as ran, autotune("wait"):
+        plain = fast_einsum("bij,bij->bi", one, other)
+        assert ran
+        conjugate = fast_einsum("bij,bij->bi", one, other.conj())
+    torch.testing.assert_close(plain, torch.einsum("bij,bij->bi", one, other))
+    torch.testing.assert_close(conjugate, torch.einsum("bij,bij->bi", one, other.conj()))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
