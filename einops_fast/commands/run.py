@@ -42,22 +42,23 @@ def run(options: argparse.Namespace, program: Sequence[str]) -> int:
             return refuse(error)
         atexit.register(stack.pop_all().close)
     if seen is not None:
-        _print_at_end(seen, options.json)
+        _print_at_end(seen, options.json, bool(options.patch))
     prepare()
     return 0
 
 
-def _print_at_end(seen: Any, in_json: bool) -> None:
+def _print_at_end(seen: Any, in_json: bool, patched: bool) -> None:
     """Print the profile, or the fusions, of a program at its end, whichever way it ends, and of each of its forks."""
     process, nothing = os.getpid(), str(seen)
 
     def report() -> None:
         words, fork = str(seen), os.getpid() != process
+        hint = "" if patched or words != nothing else "; --patch sends a framework's own through it"
         if sys.stderr is None or (fork and words == nothing):
             return
         if in_json:
             print(json.dumps({"process": os.getpid(), **seen.to_dict()}, default=str), file=sys.stderr)
         else:
-            print(f"\nprocess {os.getpid()}:\n{words}" if fork else f"\n{words}", file=sys.stderr)
+            print(f"\nprocess {os.getpid()}:\n{words}" if fork else f"\n{words}{hint}", file=sys.stderr)
 
     at_end(report)
