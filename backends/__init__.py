@@ -12,6 +12,7 @@ from typing import Any
 from einops_fast.backends.base import Backend, Numerics, Operand, Target
 from einops_fast.errors import OperandError
 from einops_fast.runtime.plan_cache import clear_plans
+from einops_fast.vocabulary import closest
 
 __all__ = [
     "Backend",
@@ -84,7 +85,8 @@ def get_backend(name: str) -> Backend:
         return backend
     with _lock:
         if name not in _factories:
-            raise OperandError(f"no backend is called {name!r}; there are {', '.join(sorted(_factories))}")
+            known = sorted(_factories)
+            raise OperandError(f"no backend is called {name!r}; there are {', '.join(known)}{closest(name, known)}")
         if name not in _awake:
             made = _factories[name][1]()
             if not isinstance(made, Backend):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -10,18 +9,20 @@ from typing import NamedTuple
 
 from einops_fast.backends.capabilities import GENERATIONS, shared_memory
 from einops_fast.errors import EinsumError
+from einops_fast.vocabulary import closest
 
 __all__ = ["AbsentGpu", "absent_gpu", "aimed", "aiming"]
 
 _MODELS = {
-    (8, 0): ("A100", 108),
-    (8, 6): ("A10", 72),
-    (8, 9): ("L40", 142),
-    (9, 0): ("H200", 132),
-    (10, 0): ("B200", 148),
-    (12, 0): ("RTX 5090", 170),
+    "a100": ("A100", (8, 0), 108),
+    "a10": ("A10", (8, 6), 72),
+    "l40": ("L40", (8, 9), 142),
+    "h200": ("H200", (9, 0), 132),
+    "h100": ("H100", (9, 0), 132),
+    "b200": ("B200", (10, 0), 148),
+    "rtx5090": ("RTX 5090", (12, 0), 170),
 }
-"""A model of each generation, and its multiprocessors."""
+"""Models, compute capabilities and multiprocessors; the first one of a capability stands for it."""
 
 
 class AbsentGpu(NamedTuple):
@@ -49,21 +50,23 @@ aimed = _aim.get
 
 
 def absent_gpu(text: str) -> AbsentGpu:
-    """Return the GPU that stands for a compute capability.
+    """Return the GPU of this name, or the one that stands for a compute capability.
 
     Raises:
         EinsumError: there are no kernels for it.
 
     Example:
-        >>> absent_gpu('sm_90').name
-        'H200'
+        >>> absent_gpu('sm_90').name, absent_gpu('H100').capability
+        ('H200', (9, 0))
     """
-    found = re.fullmatch(r"sm_(\d+)(\d)", text)
-    capability = (int(found[1]), int(found[2])) if found else (0, 0)
-    if capability not in _MODELS:
+    models = {name: AbsentGpu(*each) for name, each in _MODELS.items()}
+    by_arch = {f"sm_{each.arch}": each for each in reversed(models.values())}
+    found = (by_arch | models).get(text.lower().replace(" ", ""))
+    if found is None:
         known = ", ".join(f"sm_{major}{minor}" for major, minor in GENERATIONS)
-        raise EinsumError(f"kernels are compiled for {known}, not for {text!r}")
-    return AbsentGpu(_MODELS[capability][0], capability, _MODELS[capability][1])
+        others = "" if text.startswith("sm_") else f" and {', '.join(_MODELS)}"
+        raise EinsumError(f"kernels are compiled for {known}{others}, not for {text!r}{closest(text, _MODELS)}")
+    return found
 
 
 @contextmanager

@@ -118,8 +118,11 @@ class Backend(ABC):
         return False
 
     @abstractmethod
-    def example(self, shape: tuple[int, ...], dtype: str) -> Any:
-        """A contiguous array that only its shape and dtype will be asked of: it takes no memory if it can."""
+    def example(self, shape: tuple[int, ...], dtype: str, strides: tuple[int, ...] | None = None) -> Any:
+        """An array that nothing but its layout and dtype will be asked of, contiguous without ``strides`` in elements.
+
+        It takes no memory if it can.
+        """
 
     def trusts_native(self, operands: Sequence[Any]) -> bool:
         """Whether the framework's own einsum is right for these."""

@@ -131,10 +131,10 @@ class NumpyBackend(NdarrayBackend):
     def writes_to(self, out: Any) -> bool:
         return isinstance(out, np.ndarray) and not is_foreign(out)
 
-    def example(self, shape: tuple[int, ...], dtype: str) -> Any:
+    def example(self, shape: tuple[int, ...], dtype: str, strides: tuple[int, ...] | None = None) -> Any:
         one = np.empty(1, dtype)
-        strides = tuple(stride * one.itemsize for stride in contiguous_strides(shape))
-        return np.lib.stride_tricks.as_strided(one, shape, strides)
+        steps = [stride * one.itemsize for stride in strides or contiguous_strides(shape)]
+        return np.lib.stride_tricks.as_strided(one, shape, steps)
 
     def room(self, operands: Sequence[Any]) -> int | None:
         return free_memory() // max(int(operand.itemsize) for operand in operands)

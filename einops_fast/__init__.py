@@ -2,7 +2,7 @@
 
 import os
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from einops_fast._version import __version__
 from einops_fast.attention.attend import attention
@@ -50,6 +50,11 @@ __all__ = [
 
 einsum = fast_einsum
 """By the name that libraries look for, with ``tensordot`` and ``transpose``, in a module that contracts for them."""
+
+if TYPE_CHECKING:  # which can't follow a name through __getattr__
+    from einops_fast import metrics as metrics
+    from einops_fast import nn as nn
+    from einops_fast import ops as ops
 
 _MODULES = ("metrics", "nn", "ops")
 

@@ -76,6 +76,8 @@ def read_call(operands: Sequence[Any]) -> Call:
     """
     if not operands:
         raise SubscriptsError("fast_einsum needs an equation and operands, or operands and lists of labels")
+    if isinstance(operands[-1], str) and len(operands) > 1:
+        _reject_order(operands[-1])
     if isinstance(operands[0], str):
         arrays = operands[1:]
         if len(arrays) == 1 and isinstance(arrays[0], (list, tuple)) and _holds_arrays(arrays[0]):
@@ -83,8 +85,6 @@ def read_call(operands: Sequence[Any]) -> Call:
         if not arrays:
             raise SubscriptsError(f"equation {operands[0]!r} has no operands")
         return Call(arrays, operands[0])
-    if isinstance(operands[-1], str) and re.search(",|->", operands[-1]):
-        raise SubscriptsError(f"the equation comes before the operands: fast_einsum({operands[-1]!r}, ...)")
     count = len(operands) // 2
     lists = []
     for position, term in enumerate([*operands[1 : 2 * count : 2], *operands[2 * count :]]):
@@ -97,6 +97,17 @@ def read_call(operands: Sequence[Any]) -> Call:
         lists.append(labels)
     output = lists[count] if len(lists) > count else None
     return Call(operands[: 2 * count : 2], (lists[:count], output))
+
+
+def _reject_order(last: str) -> None:
+    """Raise SubscriptsError for what einops has behind the operands: an equation, or a reduction."""
+    if re.search(",|->", last):
+        raise SubscriptsError(f"the equation comes before the operands: fast_einsum({last!r}, ...)")
+    if last in ("all", "any", "max", "mean", "min", "prod", "sum"):
+        raise SubscriptsError(
+            f"the last operand is {last!r}: fast_einsum sums over the axes that the result lacks; einops.reduce has "
+            "other reductions"
+        )
 
 
 def label_list(value: Any) -> Sequence[Hashable] | None:

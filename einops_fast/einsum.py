@@ -31,6 +31,7 @@ from einops_fast.runtime.plan_cache import compiled, has_room, recall, remember,
 from einops_fast.runtime.precision import allow_precision, allowed
 from einops_fast.runtime.traced import call_traced
 from einops_fast.runtime.tuning import is_reproducible
+from einops_fast.vocabulary import no_argument
 
 __all__ = ["fast_einsum", "plan_arguments", "plan_call", "result_at_once", "settings", "settings_hold", "with_sizes"]
 
@@ -320,7 +321,7 @@ def _of_any_size(arrays: Sequence[Any]) -> Backend | None:
 def _check_sizes(sizes: Mapping[str, int], names: Collection[str], equation: str) -> None:
     for name, size in sizes.items():
         if name not in names:
-            raise TypeError(f"fast_einsum() got an unexpected keyword argument {name!r}: {equation!r} has no such axis")
+            raise no_argument(fast_einsum, {name: sizes[name]}, f", and {equation!r} no such axis")
         if not isinstance(size, str) and hasattr(size, "__index__") and size >= 0:
             continue
         raise ShapeError(point_at(f"the size of axis {name!r} is no number that it can have: {size!r}", equation))

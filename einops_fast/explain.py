@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 from einops_fast.annotations import Autotune, Casting, Precision
 from einops_fast.backends import get_backend
 from einops_fast.einsum import plan_arguments, settings
-from einops_fast.errors import OperandError, ShapeError
+from einops_fast.errors import EinsumError, OperandError, ShapeError
 
 if TYPE_CHECKING:
     from einops_fast.explanation import Explanation
 
-__all__ = ["explain", "explain_shapes"]
+__all__ = ["example_arrays", "explain", "explain_shapes"]
 
 
 def explain(
@@ -59,8 +59,9 @@ def explain_shapes(
     optimize: Any = "auto",
     sizes: Mapping[str, int] | None = None,
     memory_limit: int | str | None = None,
+    strides: Sequence[tuple[int, ...]] | None = None,
 ) -> Explanation:
-    """:func:`explain` for contiguous operands that needn't exist.
+    """:func:`explain` for operands that needn't exist.
 
     Args:
         equation: the equation.
@@ -70,9 +71,11 @@ def explain_shapes(
         optimize: as for :func:`fast_einsum`.
         sizes: of axes, by name, as for :func:`fast_einsum`.
         memory_limit: as there.
+        strides: of each operand, in elements; contiguous ones if ``None``.
 
     Raises:
         OperandError: there is no such backend, or it has no such dtype.
+        ShapeError: strides and shapes don't belong together.
         EinsumError: as :func:`fast_einsum` would.
 
     Example:
@@ -80,16 +83,30 @@ def explain_shapes(
         >>> print(explain_shapes('ij,ij->ij', [(2, 3), (2, 3)]).steps[0].kind)
         multiply
     """
-    chosen = get_backend(backend)
+    examples = example_arrays(shapes, dtype, backend, strides)
+    return _explained((equation, *examples), None, "safe", optimize, sizes, memory_limit)
+
+
+def example_arrays(
+    shapes: Sequence[tuple[int, ...]], dtype: str, backend: str, strides: Sequence[tuple[int, ...]] | None = None
+) -> list[Any]:
+    """Return arrays to explain a call of, which take no memory if they can; the arguments are those above."""
+    chosen, given = get_backend(backend), [()] * len(shapes) if strides is None else strides
+    if [len(shape) for shape in shapes] != [len(each) for each in given] and strides is not None:
+        raise ShapeError(f"strides {list(given)} aren't one number per axis of the shapes {list(shapes)}")
     try:
-        examples = [chosen.example(tuple(shape), dtype) for shape in shapes]
+        return [
+            chosen.example(tuple(shape), dtype, *() if strides is None else (each,))
+            for shape, each in zip(shapes, given, strict=True)
+        ]
+    except EinsumError:
+        raise
     except (AttributeError, KeyError, TypeError) as error:
         raise OperandError(f"{backend} has no dtype {dtype!r}") from error
     except (ValueError, OverflowError, RuntimeError) as error:
         # MXNet's begin with where in its source they come from.
         *_, reason = str(error).strip().splitlines() if str(error).startswith("Traceback") else [error]
         raise ShapeError(f"{backend} has no array of these shapes: {reason}") from error
-    return _explained((equation, *examples), None, "safe", optimize, sizes, memory_limit)
 
 
 def _explained(

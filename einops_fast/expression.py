@@ -30,6 +30,7 @@ from einops_fast.runtime.new_shapes import USUAL
 from einops_fast.runtime.plan_cache import keeps_plans
 from einops_fast.runtime.traced import einsum_traced
 from einops_fast.runtime.tracing import is_tracing
+from einops_fast.vocabulary import no_argument
 
 __all__ = ["ContractExpression", "contract_expression"]
 
@@ -51,6 +52,7 @@ def contract_expression(
     optimize: Any = "auto",
     autotune: Autotune | None = None,
     precision: Precision | None = None,
+    **unknown: NoReturn,
 ) -> ContractExpression:
     """An einsum to be called many times: :func:`einops_fast.fast_einsum` of shapes instead of arrays.
 
@@ -81,6 +83,8 @@ def contract_expression(
         >>> project(np.ones((8, 16, 32))).shape
         (8, 16, 4)
     """
+    if unknown:
+        raise no_argument(contract_expression, unknown)
     call = read_call(operands)
     given = call.arrays
     try:

@@ -38,6 +38,7 @@ from einops_fast.observing.ending import at_end, at_end_of_children
 from einops_fast.observing.observers import recording, start
 from einops_fast.observing.recording import Recorder, current_label
 from einops_fast.runtime.blocks import Block, Setting, holding
+from einops_fast.vocabulary import closest
 
 __all__ = ["TABLES", "VARIABLE", "label", "read", "record", "start_from_environment", "write"]
 
@@ -162,7 +163,8 @@ def _check(tables: Collection[str]) -> None:
     # Text is a collection too, of letters.
     unknown = [tables] if isinstance(tables, str) else [name for name in tables if name not in TABLES]
     if unknown:
-        raise EinsumError(f"no such table of metrics: {', '.join(unknown)} (there are {', '.join(TABLES)})")
+        known = f"(there are {', '.join(TABLES)}){closest(unknown[0], TABLES)}"
+        raise EinsumError(f"no such table of metrics: {', '.join(unknown)} {known}")
 
 
 def _write(folder: Path, name: str, rows: list[Mapping[str, Any]]) -> Path:

@@ -8,14 +8,16 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from einops_fast.commands.parser import Parser
 from einops_fast.profiles.cases import ITEM_SIZES, AnyCase, parts
 from einops_fast.profiles.compare import Run, run_studies
 from einops_fast.profiles.frameworks import FRAMEWORKS
 from einops_fast.profiles.reporting.records import Options
 from einops_fast.profiles.reporting.results import read_result, reports_folder
 from einops_fast.profiles.studies import STUDIES
+from einops_fast.vocabulary import closest
 
-__all__ = ["main"]
+__all__ = ["main", "parser_of"]
 
 EVERY_STUDY = "all"
 PEERS = tuple(dict.fromkeys(name for study in STUDIES.values() for name in study.peers))
@@ -24,7 +26,7 @@ FAMILIES = tuple(dict.fromkeys(name for study in STUDIES.values() for name in st
 
 def main(arguments: Sequence[str] | None = None, command: str = "python -m einops_fast.profiles") -> int:
     """Run the studies that are asked for; 0 if all their results were right."""
-    parser = _parser(command)
+    parser = parser_of(command)
     given = parser.parse_args(arguments)
     try:
         names = _studies(given)
@@ -60,11 +62,11 @@ def main(arguments: Sequence[str] | None = None, command: str = "python -m einop
         parser.error(str(wrong))
 
 
-def _parser(command: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def parser_of(command: str) -> Parser:
+    """Return the parser of the command's arguments."""
+    parser = Parser(
         prog=command,
         description="Measure on this machine, print tables, and keep them as JSON, CSV, Markdown and a page of HTML.",
-        allow_abbrev=False,
     )
     about = "; ".join(f"{name}: {study.about}" for name, study in STUDIES.items())
     parser.add_argument("study", nargs="*", metavar="STUDY", help=f"{about}; all; default: einsum")
@@ -118,12 +120,15 @@ def _studies(given: argparse.Namespace) -> list[str]:
             families[name] = STUDIES[name].family(given.cases)
     if not families:
         known = ", ".join(dict.fromkeys(family for name in asked for family in STUDIES[name].families))
-        raise ValueError(f"--cases {given.cases} is not for the study of {' or '.join(asked)} (there are {known})")
+        known = f"(there are {known}){closest(given.cases, FAMILIES)}"
+        raise ValueError(f"--cases {given.cases} is not for the study of {' or '.join(asked)} {known}")
     names = [case.name for family in families.values() for case in family]
     wanted = parts(given.only_run)
     unknown = [part for part in wanted if not any(part in name for name in names)]
     if unknown:
-        raise ValueError(f"no such case: {', '.join(unknown)} (there are {', '.join(names)})")
+        raise ValueError(
+            f"no such case: {', '.join(unknown)} (there are {', '.join(names)}){closest(unknown[0], names)}"
+        )
     return [
         study
         for study, family in families.items()
@@ -133,9 +138,9 @@ def _studies(given: argparse.Namespace) -> list[str]:
 
 def _names(text: str, known: tuple[str, ...]) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(filter(None, text.split(","))))
-    unknown = set(names) - set(known)
+    unknown = [name for name in names if name not in known]
     if unknown:
-        raise ValueError(f"unknown: {', '.join(sorted(unknown))} (known: {', '.join(known)})")
+        raise ValueError(f"unknown: {', '.join(unknown)} (known: {', '.join(known)}){closest(unknown[0], known)}")
     return names
 
 

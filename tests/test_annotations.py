@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[1]
 
 RIGHT = """
 import numpy as np
+import einops_fast
 import torch
 from einops_fast import attention, autotune, contract_expression, fast_einsum, ops, patch
 from einops_fast import allow_precision, scaled_dot_product_attention
@@ -59,8 +60,13 @@ WRONG = {
     "autotune('fastest')": "autotune",
     "patch('tensorflow')": "patch",
     "ops.softmax(x, causal='last')": "softmax",
+    "ops.softmax(x, axis=-1)": "axis",
+    "scaled_dot_product_attention(x, x, x, causal=True)": "causal",
+    "contract_expression('ij->i', (2, 2))(x).astype('f')": "astype",
     "ops.cross_entropy(x, x, reduction='average')": "cross_entropy",
     "ops.linear(x, x).numpyy()": "numpyy",
+    "einops_fast.ops.softmax(x, causal='last')": "softmax",
+    "einops_fast.nn.Softmax(axis=1)": "axis",
     "contract_expression('ij->i', (2, 2), order='X')": "contract_expression",
     "torch.exp(fast_einsum('ij,jk->ik', x, a))": "exp",
 }

@@ -1,6 +1,8 @@
 """The documents for contributors: their form, and that the files they name exist."""
 
 import re
+import shutil
+import subprocess
 from configparser import ConfigParser
 from pathlib import Path
 
@@ -45,6 +47,16 @@ def test_contributing_names_files_that_exist(root: Path) -> None:
     # A checkout has the folders beside the package, an sdist in it.
     homes = root, root / "einops_fast"
     assert [path for path in paths if "NAME" not in path and not any((home / path).exists() for home in homes)] == []
+
+
+def test_make_lists_its_targets(root: Path) -> None:
+    if shutil.which("make") is None:
+        pytest.skip("make isn't installed")
+    listed = subprocess.run(["make", "-s"], cwd=root, stdout=subprocess.PIPE, text=True, check=True).stdout
+    targets = re.findall(r"^\.PHONY: (.*)", (root / "Makefile").read_text("utf-8"), re.MULTILINE)[0].split()
+    assert re.findall(r"^make (\w+) +\w", listed, re.MULTILINE) == [name for name in targets if name != "about"]
+    told = subprocess.run(["make", "-n", "profile"], cwd=root, stdout=subprocess.PIPE, text=True, check=True).stdout
+    assert told.index("profiles/reports") < told.index("-m einops_fast.profiles"), "before it begins"
 
 
 def test_coverage_is_of_every_folder_of_the_package(root: Path) -> None:

@@ -18,6 +18,7 @@ ROOMS = {
     "einops_fast.dtypes": "words",
     "einops_fast.errors": "words",
     "einops_fast.record": "words",
+    "einops_fast.vocabulary": "words",
     "einops_fast.planning": "planning",
     "einops_fast.runtime": "runtime",
     "einops_fast.observing": "observing",
@@ -27,6 +28,7 @@ ROOMS = {
     "einops_fast.ops": "ops",
     "einops_fast.nn": "nn",
     "einops_fast.tune": "tune",
+    "einops_fast.commands": "commands",
     "einops_fast.profiles": "profiles",
     "einops_fast.backends": "backends",
     "einops_fast.backends.cupy": "backends.cupy",
@@ -45,7 +47,8 @@ ROOMS = {
 """A folder by the first part of its modules' names; the longest that fits counts."""
 
 IMPORTED = {
-    "face": "words planning runtime observing patching compiler attention backends tune",
+    "face": "words planning runtime observing patching compiler attention backends tune commands",
+    "commands": "face words runtime observing patching compiler attention backends tune",
     "planning": "words observing",
     "runtime": "face words planning observing patching backends",
     "observing": "face words planning runtime",
@@ -55,10 +58,10 @@ IMPORTED = {
     "ops": "face words planning runtime observing attention backends",
     "nn": "face words planning observing attention ops backends.torch",
     "tune": (
-        "face words planning runtime observing attention backends backends.torch backends.torch.attention "
+        "face words planning runtime observing attention commands backends backends.torch backends.torch.attention "
         "backends.torch.ops backends.triton.launching backends.triton.contraction"
     ),
-    "profiles": "face words runtime observing attention ops nn backends",
+    "profiles": "face words runtime observing attention ops nn commands backends",
     "backends": "face words planning runtime patching",
     "backends.cupy": "planning runtime backends",
     "backends.mxnet": "words planning patching attention backends",
@@ -83,7 +86,8 @@ IMPORTED = {
 """What the files of a folder import when they are imported themselves. A new direction is a decision: add it here."""
 
 IN_FUNCTIONS = {
-    "face": "profiles backends.torch",
+    "face": "profiles",
+    "commands": "backends.torch",
     "runtime": "backends.torch backends.torch.einsum",
     "patching": "attention compiler",
     "compiler": "backends.torch.ops",

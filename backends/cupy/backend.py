@@ -89,8 +89,10 @@ class CupyBackend(NdarrayBackend):
         end.synchronize()
         return float(cp.cuda.get_elapsed_time(start, end) * 1e-3)
 
-    def example(self, shape: tuple[int, ...], dtype: str) -> Any:
-        return cp.empty(shape, dtype)
+    def example(self, shape: tuple[int, ...], dtype: str, strides: tuple[int, ...] | None = None) -> Any:
+        made = cp.empty(shape, dtype)
+        steps = None if strides is None else [stride * made.itemsize for stride in strides]
+        return cp.lib.stride_tricks.as_strided(made, shape, steps)
 
     def diagonal(self, step: Diagonal) -> Any:
         groups = step.groups

@@ -117,7 +117,9 @@ class MxnetBackend(Backend):
         out[()] = result
         return out
 
-    def example(self, shape: tuple[int, ...], dtype: str) -> Any:
+    def example(self, shape: tuple[int, ...], dtype: str, strides: tuple[int, ...] | None = None) -> Any:
+        if strides is not None:
+            raise OperandError("MXNet's arrays have no strides to choose")
         return mnp.empty(shape, dtype)
 
     def may_keep(self, arrays: Sequence[Any]) -> bool:

@@ -22,7 +22,7 @@ from einops_fast.backends.torch.autocast import (
     torch_path,
     whole_dtype,
 )
-from einops_fast.backends.torch.ceilings import kernel_dtypes, target_of
+from einops_fast.backends.torch.ceilings import aimed_at, kernel_dtypes, target_of
 from einops_fast.backends.torch.einsum.native import einsum_alone, einsum_of, gives_c_order, pair_einsum
 from einops_fast.backends.torch.errors import copied_to, naming_operands, refuse_layouts
 from einops_fast.backends.torch.steps import TorchSteps, stacked_product
@@ -166,9 +166,9 @@ class TorchBackend(TorchSteps):
         gradients = not transformed and torch.is_grad_enabled() and any(each.requires_grad for each in operands)
         whole = not transformed and (not gradients or len(operands) == 2)
         kernels = kernel_dtypes(device) if whole and not _negated(operands) else _NONE
-        half = operands[0].dtype in HALVES
+        half, threads = operands[0].dtype in HALVES, torch.get_num_threads()
         return target_of(
-            device, half, torch.get_num_threads(), transformed, gradients, whole, kernels, is_reproducible()
+            device, half, threads, transformed, gradients, whole, kernels, is_reproducible(), aimed_at(device)
         )
 
     def numerics(self, operands: Sequence[Any], dtype: Any, casting: str) -> Numerics:
@@ -229,8 +229,9 @@ class TorchBackend(TorchSteps):
 
         return lambda *operands: pair_by_pair(fast_einsum, step.equation, operands)
 
-    def example(self, shape: tuple[int, ...], dtype: str) -> Any:
-        return torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
+    def example(self, shape: tuple[int, ...], dtype: str, strides: tuple[int, ...] | None = None) -> Any:
+        made = torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
+        return made if strides is None else made.new_empty_strided(shape, strides)
 
     def at_once(self, operands: Sequence[Any], full: int = 0) -> Callable[..., Any] | None:
         if len(operands) != 2:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from einops_fast.backends.absent_gpu import AbsentGpu, aimed
 from einops_fast.backends.capabilities import KERNELS
 from einops_fast.backends.gpus import gpu_ceilings
 from einops_fast.backends.torch.steps import without_onednn
@@ -16,7 +17,7 @@ from einops_fast.planning.cost import Ceilings
 from einops_fast.planning.target import Target
 from einops_fast.runtime.tuning import current_mode
 
-__all__ = ["KERNEL_DTYPES", "ceilings_of", "kernel_dtypes", "target_of"]
+__all__ = ["KERNEL_DTYPES", "aimed_at", "ceilings_of", "kernel_dtypes", "target_of"]
 
 KERNEL_DTYPES = frozenset(
     {"float16", "bfloat16", "float32", "float64", "int8", "uint8", "int16", "int32", "int64", "complex64", "complex128"}
@@ -37,6 +38,7 @@ def target_of(
     whole: bool,
     kernels: frozenset[str],
     reproducible: bool = False,
+    aim: AbsentGpu | None = None,
 ) -> Target:
     """Return where plans run for operands that differ in nothing else.
 
@@ -44,13 +46,13 @@ def target_of(
     """
     return Target(
         "torch",
-        str(device),
-        ceilings_of(device, half, threads, whole),
+        str(device) if aim is None else aim.name,
+        ceilings_of(device, half, threads, whole) if aim is None else gpu_ceilings(aim.name),
         folds_batch=True,
         # oneDNN, which does half-precision products, is slow where it writes to a view of the result.
         writes=not (transformed or (device.type == "cpu" and half)),
         # MKL's batched product wants a contiguous result; without it bmm is a loop.
-        writes_strided=device.type == "cuda",
+        writes_strided=device.type == "cuda" or aim is not None,
         drops_expanded=whole,
         kernels=kernels,
         gradients=gradients,
@@ -90,9 +92,18 @@ def ceilings_of(device: Any, half: bool, threads: int, writes: bool) -> Ceilings
     )
 
 
-@lru_cache(maxsize=64)
+def aimed_at(device: torch.device) -> AbsentGpu | None:
+    """Return the GPU that isn't here and that plans for tensors on this device are made for, if they are."""
+    return aimed() if device.type == "meta" else None
+
+
 def kernel_dtypes(device: torch.device) -> frozenset[str]:
     """Return the dtypes that our own kernels take: none without Triton, or on a GPU that it wasn't written for."""
+    return _kernel_dtypes(device) if aimed_at(device) is None else KERNEL_DTYPES
+
+
+@lru_cache(maxsize=64)
+def _kernel_dtypes(device: torch.device) -> frozenset[str]:
     if device.type != "cuda" or torch.version.hip is not None:
         return frozenset()
     if not KERNELS.has(torch.cuda.get_device_capability(device)):

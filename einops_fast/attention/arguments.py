@@ -71,6 +71,8 @@ def _read_operands(
             raise OperandError(f"attention takes a pattern and three arrays, q, k and v; not {len(operands) - 1}")
         return (operands[0], sequence, *operands[1:], False)
     if layout is None:
+        if operands and isinstance(operands[-1], str):
+            raise SubscriptsError(f"the pattern comes before the arrays: attention({operands[-1]!r}, q, k, v)")
         raise SubscriptsError(
             "attention takes a pattern first, as in 'b i h d, b j h d, b j h e -> b i h e', or a layout"
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 
 from einops_fast.annotations import Alignment, ArrayT, Causal, Layout
 from einops_fast.attention import registry, torch_state
@@ -28,6 +28,7 @@ from einops_fast.runtime.new_shapes import AtOnce, by_question, came_with
 from einops_fast.runtime.plan_cache import emptied_with_plans, has_room, keep, recall, remember_alike
 from einops_fast.runtime.tracing import is_tracing
 from einops_fast.runtime.tuning import current_mode, unchecked_mode
+from einops_fast.vocabulary import no_argument
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -73,6 +74,7 @@ def attention(
     return_lse: bool = False,
     deterministic: bool = False,
     sequence: tuple[str, str] | None = None,
+    **unknown: NoReturn,
 ) -> Any:
     """Attention on arrays in any axis order: ``softmax(scale * q k^T + bias) v``, by the fastest way there is.
 
@@ -133,6 +135,8 @@ def attention(
         >>> attention('b i h d, b j g d, b j g e -> b i h e', q, k, k, causal=True).shape
         (2, 5, 8, 16)
     """
+    if unknown:
+        raise no_argument(attention, unknown)
     words: Hashable = None
     if (
         segment_ids is cu_seqlens_q is cu_seqlens_kv is max_seqlen_q is max_seqlen_kv is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from math import lcm
-from typing import Any
+from typing import Any, NoReturn
 
 from einops_fast.annotations import ArrayT
 from einops_fast.attention import registry, torch_state
@@ -18,6 +18,7 @@ from einops_fast.foreign import refuse_stand_in
 from einops_fast.runtime import tracing
 from einops_fast.runtime.tracing import is_tracing
 from einops_fast.runtime.tuning import unchecked_mode
+from einops_fast.vocabulary import no_argument
 
 __all__ = ["scaled_dot_product_attention"]
 
@@ -35,6 +36,7 @@ def scaled_dot_product_attention(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
+    **unknown: NoReturn,
 ) -> ArrayT:
     """Do what ``torch.nn.functional.scaled_dot_product_attention`` does, on arrays of any framework.
 
@@ -63,6 +65,8 @@ def scaled_dot_product_attention(
         >>> scaled_dot_product_attention(q, k, k, is_causal=True, enable_gqa=True).shape
         (2, 8, 5, 16)
     """
+    if unknown:
+        raise no_argument(scaled_dot_product_attention, unknown)
     causal: Any = is_causal
     if type(attn_mask).__name__ == "CausalBias":
         found = torch_state.causal_of(attn_mask, query, key)

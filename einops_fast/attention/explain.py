@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from einops_fast.attention.arguments import read_call
 from einops_fast.attention.attend import attention, own_call, plan_of
 from einops_fast.attention.options import Options
 from einops_fast.attention.packed import of_nested_tensors
-from einops_fast.errors import EinsumError
+from einops_fast.vocabulary import check_names
 
 if TYPE_CHECKING:
     from einops_fast.attention.explanation import AttentionExplanation
@@ -34,11 +33,7 @@ def explain_attention(*operands: Any, **options: Any) -> AttentionExplanation:
         >>> e.implementation, e.flops
         ('math', 25600)
     """
-    known = signature(attention).parameters
-    for name in options:
-        if name not in known or name == "operands":
-            others = ", ".join(sorted(known.keys() - {"operands"}))
-            raise EinsumError(f"attention has no argument {name!r}; it has {others}")
+    check_names(attention, options)
     asked = Options._make([options.get(name, usual) for name, usual in Options._field_defaults.items()])
     request, arrays = read_call(operands, options.get("layout"), options.get("sequence"), asked, options)
     text = request.pattern

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import pairwise
 from typing import Any
 
@@ -13,10 +13,13 @@ from einops_fast.attention.choice import Decision, choose
 from einops_fast.attention.memory import current_score_memory
 from einops_fast.attention.prediction import attention_bytes, attention_flops
 from einops_fast.attention.prepare import Plan
-from einops_fast.attention.registry import Implementation
+from einops_fast.attention.registry import Implementation, candidates, none_left
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.backends import get_backend
+from einops_fast.backends.absent_gpu import aimed
+from einops_fast.backends.gpus import gpu_ceilings
 from einops_fast.explanation import scaled
+from einops_fast.planning.cost import Ceilings
 
 __all__ = ["AttentionExplanation", "explanation_of_attention"]
 
@@ -68,6 +71,17 @@ class AttentionExplanation:
             whole *= size
         return min(whole, current_score_memory())
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers and strings, as JSON takes them."""
+        return {
+            **{each.name: getattr(self, each.name) for each in fields(self) if each.name not in ("text", "spec")},
+            "pattern": self.text,
+            "backend": self.spec.framework,
+            "predicted_seconds": self.seconds,
+            "score_bytes": self.score_bytes,
+            "attention": asdict(self.spec),
+        }
+
     def __str__(self) -> str:
         spec = self.spec
         lines = [
@@ -116,13 +130,17 @@ def _features(spec: AttentionSpec) -> list[str]:
 
 def explanation_of_attention(text: str, plan: Plan, arrays: Sequence[Any]) -> AttentionExplanation:
     """Return the plan, and what would be chosen for these arrays now; nothing is measured."""
-    spec, inputs = plan.spec, plan.inputs(arrays)
-    decision = choose(plan, "never", arrays)
+    spec, inputs, gpu = plan.spec, plan.inputs(arrays), aimed()
+    if gpu is None:
+        decision = choose(plan, "never", arrays)
+    else:
+        spec = replace(spec, device="cuda:0")
+        decision = _least_predicted(spec, gpu_ceilings(gpu.name))
     lengths_known = not spec.varlen or spec.device.startswith("cpu")
     return AttentionExplanation(
         text,
         spec,
-        spec.device,
+        spec.device if gpu is None else gpu.name,
         decision.implementation.name,
         decision.why,
         {name: "can" if isinstance(answer, Implementation) else answer for name, answer in decision.answers},
@@ -132,6 +150,17 @@ def explanation_of_attention(text: str, plan: Plan, arrays: Sequence[Any]) -> At
         attention_bytes(_side_by_side(spec, inputs) if spec.varlen else spec),
         lengths_known,
     )
+
+
+def _least_predicted(spec: AttentionSpec, on: Ceilings) -> Decision:
+    """Choose for a GPU that isn't here."""
+    answers = candidates(spec)
+    predicted = {name: way.seconds(spec, on) for name, way in answers if isinstance(way, Implementation)}
+    if not predicted:
+        raise none_left(answers)
+    best = dict(answers)[min(predicted, key=lambda name: predicted[name])]
+    assert isinstance(best, Implementation)
+    return Decision(best, "the least predicted; nothing is measured on a GPU that isn't here", answers, predicted)
 
 
 def _predicted(spec: AttentionSpec, inputs: AttentionInputs, decision: Decision) -> dict[str, float]:

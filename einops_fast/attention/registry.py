@@ -16,6 +16,7 @@ from einops_fast.backends import check_registration
 from einops_fast.errors import OperandError
 from einops_fast.planning.cost import Ceilings
 from einops_fast.runtime.blocks import Setting, holding, traced_value
+from einops_fast.vocabulary import closest
 
 if TYPE_CHECKING:
     from einops_fast.attention.prepare import Plan
@@ -260,7 +261,8 @@ def attention_backend(*names: str) -> Setting:
         raise OperandError(f"attention_backend needs a name; there are {', '.join(_entries)}")
     for name in names:
         if not isinstance(name, str) or name not in _entries:
-            raise OperandError(f"no implementation of attention is called {name!r}; there are {', '.join(_entries)}")
+            known = f"there are {', '.join(_entries)}{closest(name, _entries)}"
+            raise OperandError(f"no implementation of attention is called {name!r}; {known}")
     return holding(_restriction, tuple(dict.fromkeys(names)), "attention_backend")
 
 

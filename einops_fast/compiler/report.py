@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from einops_fast.observing.observers import active
 from einops_fast.observing.tables import plain_table
@@ -58,6 +59,10 @@ class FusionLog:
 
     fused: list[Fusion] = field(default_factory=list)
     missed: list[Fusion] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers and strings, as JSON takes them."""
+        return {name: [vars(each) for each in getattr(self, name)] for name in ("fused", "missed")}
 
     def __str__(self) -> str:
         rows = [["fused", each.what, each.where, each.pattern] for each in self.fused]

@@ -19,6 +19,7 @@ from einops_fast.nn.layers import (
 )
 from einops_fast.nn.multihead import MultiHeadAttention
 from einops_fast.nn.self_attention import QKVSelfAttention
+from einops_fast.vocabulary import tell_names
 
 __all__ = [
     "BertSelfAttention",
@@ -43,3 +44,7 @@ __all__ = [
     "register_policy",
     "restore",
 ]
+
+for _name in __all__:
+    if isinstance(globals()[_name], type):
+        tell_names(globals()[_name])

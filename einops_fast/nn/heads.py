@@ -29,7 +29,8 @@ def head_dim_of(features: int, heads: int, names: tuple[str, str] = ("hidden_siz
     features = count(of_features, features, "a number of features, 1 or more")
     heads = count(of_heads, heads, "a number of heads, 1 or more")
     if features % heads:
-        raise ShapeError(f"{of_features} {features} isn't a multiple of {of_heads} {heads}")
+        swapped = "" if heads % features else "; are they in each other's place?"
+        raise ShapeError(f"{of_features} {features} isn't a multiple of {of_heads} {heads}{swapped}")
     return features // heads
 
 

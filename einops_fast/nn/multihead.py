@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from inspect import signature
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,6 +15,7 @@ from einops_fast.errors import EinsumError, SubscriptsError
 from einops_fast.nn.heads import check_features, head_dim_of
 from einops_fast.ops.checks import check_values
 from einops_fast.ops.self_attention import attention_or_zeros, head_counts
+from einops_fast.vocabulary import check_names, names_of
 
 __all__ = ["MultiHeadAttention"]
 
@@ -75,6 +75,7 @@ class MultiHeadAttention(nn.Module):
         super().__init__()
         check_values(dropout=dropout)
         _check_options(options)
+        self.pattern, self.sequence = _with_heads(pattern, checked_sequence(sequence))
         num_heads, kv_heads = head_counts(num_heads, num_kv_heads)
         if head_dim is None:
             head_dim = head_dim_of(embed_dim, num_heads, ("embed_dim", "num_heads"))
@@ -83,7 +84,6 @@ class MultiHeadAttention(nn.Module):
         kv_dim = embed_dim if kv_dim is None else count("kv_dim", kv_dim, features)
         self.head_dim = count("head_dim", head_dim, features)
         self.num_heads, self.num_kv_heads = num_heads, kv_heads
-        self.pattern, self.sequence = _with_heads(pattern, checked_sequence(sequence))
         self.dropout, self.options = dropout, options
         made: dict[str, Any] = {"bias": bias, "device": device, "dtype": dtype}
         self.q_proj = nn.Linear(embed_dim, num_heads * self.head_dim, **made)
@@ -127,7 +127,7 @@ _OWN_NAMES = ("head", "kv_head", "head_dim", "v_head_dim")
 
 def _check_options(options: Mapping[str, Any]) -> None:
     """Raise unless they are what attention takes beside a pattern and arrays, and are right as far as can be seen."""
-    signature(attention).bind_partial(**options)
+    check_names(MultiHeadAttention, options, [name for name in names_of(attention) if name != "dropout_p"])
     if "layout" in options:
         raise EinsumError("a pattern and a layout can't be given together")
     check_options(options)
@@ -138,7 +138,9 @@ def _with_heads(pattern: str, sequence: tuple[str, str] | None) -> tuple[str, tu
     inputs, arrow, result = pattern.partition("->") if isinstance(pattern, str) else ("", "", "")
     terms = inputs.split(",")
     if not arrow or len(terms) != 2:
-        raise SubscriptsError(f"the pattern of MultiHeadAttention is '<queries>, <keys> -> <result>', not {pattern!r}")
+        raise SubscriptsError(
+            f"the pattern of MultiHeadAttention, which comes first, is '<queries>, <keys> -> <result>', not {pattern!r}"
+        )
     q, k, o, queries, keys = _read([*terms, result], pattern, sequence)
     for name in _OWN_NAMES:
         if name in (*q, *k, *o):

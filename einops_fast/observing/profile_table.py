@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from time import perf_counter
+from typing import Any
 
 from einops_fast.explanation import scaled
 from einops_fast.observing.hints import hints
@@ -135,6 +136,11 @@ class Profile:
     def seconds(self) -> float:
         """Of all calls."""
         return sum(row.total for row in self.rows if not row.inside)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers and strings, as JSON takes them."""
+        rows = {name: [asdict(row) for row in getattr(self, name)] for name in ("rows", "native")}
+        return rows | {name: getattr(self, name) for name in ("attention_calls", "seconds", "elapsed")}
 
     def __str__(self) -> str:
         rows, native = self.rows, self.native

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from einops_fast.annotations import ArrayT
 from einops_fast.dtypes import dtype_name
@@ -11,12 +11,19 @@ from einops_fast.errors import OperandError, ShapeError
 from einops_fast.ops.checks import ACTIVATIONS, check_activation, check_sizes, check_values
 from einops_fast.ops.dispatch import computed, function_for
 from einops_fast.runtime.autocast import autocasts
+from einops_fast.vocabulary import no_argument
 
 __all__ = ["ACTIVATIONS", "bias_gelu", "check_layer", "dropout_bias_activation", "linear", "read_linear"]
 
 
 def dropout_bias_activation(
-    input: ArrayT, bias: Any = None, activation: str = "none", p: float = 0.0, *, training: bool = True
+    input: ArrayT,
+    bias: Any = None,
+    activation: str = "none",
+    p: float = 0.0,
+    *,
+    training: bool = True,
+    **unknown: NoReturn,
 ) -> ArrayT:
     """``dropout(activation(input + bias))``, for tensors of torch; on a GPU one kernel each way.
 
@@ -41,10 +48,14 @@ def dropout_bias_activation(
         >>> ops.dropout_bias_activation(torch.zeros(1, 2), torch.tensor([-1.0, 2.0]), 'squared_relu').tolist()
         [[0.0, 4.0]]
     """
+    if unknown:
+        raise no_argument(dropout_bias_activation, unknown)
     return computed(_read_bias_activation, (input, bias), "dropout_bias_activation", activation, p, training)
 
 
-def bias_gelu(input: ArrayT, bias: Any = None, *, approximate: Literal["none", "tanh"] = "none") -> ArrayT:
+def bias_gelu(
+    input: ArrayT, bias: Any = None, *, approximate: Literal["none", "tanh"] = "none", **unknown: NoReturn
+) -> ArrayT:
     """``gelu(input + bias)``, exact or, with ``approximate='tanh'``, approximated, as torch calls it.
 
     Args:
@@ -62,12 +73,14 @@ def bias_gelu(input: ArrayT, bias: Any = None, *, approximate: Literal["none", "
         >>> ops.bias_gelu(torch.zeros(1, 2), torch.ones(2)).round(decimals=3).tolist()
         [[0.8410000205039978, 0.8410000205039978]]
     """
+    if unknown:
+        raise no_argument(bias_gelu, unknown)
     check_values(approximate=approximate)
     activation = "gelu" if approximate == "none" else "gelu_tanh"
     return computed(_read_bias_activation, (input, bias), "bias_gelu", activation, 0.0, False)
 
 
-def linear(input: ArrayT, weight: Any, bias: Any = None, *, activation: str = "none") -> ArrayT:
+def linear(input: ArrayT, weight: Any, bias: Any = None, *, activation: str = "none", **unknown: NoReturn) -> ArrayT:
     """``activation(input @ weight.T + bias)``, for tensors of torch.
 
     On a GPU, bias and activation are in the epilogue of a kernel for the product, or in a kernel behind the library's
@@ -93,6 +106,8 @@ def linear(input: ArrayT, weight: Any, bias: Any = None, *, activation: str = "n
         >>> ops.linear(torch.ones(1, 3), torch.ones(2, 3), torch.tensor([0.0, -5.0]), activation='relu').tolist()
         [[3.0, 0.0]]
     """
+    if unknown:
+        raise no_argument(linear, unknown)
     return computed(read_linear, (input, weight, bias), activation)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from einops_fast.dtypes import FLOATS, dtype_name
 from einops_fast.errors import EinsumError, OperandError, ShapeError
+from einops_fast.vocabulary import closest
 
 __all__ = ["ACTIVATIONS", "check_activation", "check_broadcast", "check_mask", "check_sizes", "check_values"]
 
@@ -57,7 +58,9 @@ def check_values(**options: Any) -> None:
 def check_activation(activation: str) -> None:
     """Raise EinsumError unless there is an activation of this name."""
     if activation not in ACTIVATIONS:
-        raise EinsumError(f"activation {activation!r} isn't one of {', '.join(ACTIVATIONS)}")
+        raise EinsumError(
+            f"activation {activation!r} isn't one of {', '.join(ACTIVATIONS)}{closest(activation, ACTIVATIONS)}"
+        )
 
 
 def check_sizes(of: str, shape: Sequence[int], axes: Sequence[int], **arrays: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from einops_fast.annotations import ArrayT, Reduction
 from einops_fast.attention.options import count
@@ -14,6 +14,7 @@ from einops_fast.ops.activation import check_layer
 from einops_fast.ops.axes import axis_of, class_axis
 from einops_fast.ops.checks import check_sizes, check_values
 from einops_fast.ops.dispatch import computed, function_for
+from einops_fast.vocabulary import no_argument
 
 __all__ = ["check_options", "cross_entropy", "linear_cross_entropy"]
 
@@ -30,6 +31,7 @@ def cross_entropy(
     dim: int | str | None = None,
     pattern: str | None = None,
     inplace_backward: bool = False,
+    **unknown: NoReturn,
 ) -> ArrayT:
     """``-log(softmax(input)[target])``, as torch's function has it, with the classes along any axis.
 
@@ -76,6 +78,8 @@ def cross_entropy(
         >>> round(float(ops.cross_entropy(np.zeros((3, 4)), np.array([0, 1, -100]))), 4)
         1.3863
     """
+    if unknown:
+        raise no_argument(cross_entropy, unknown)
     options = ignore_index, reduction, label_smoothing, z_loss
     return computed(_read, (input, target, weight), *options, dim, pattern, inplace_backward)
 
@@ -116,6 +120,7 @@ def linear_cross_entropy(
     *,
     z_loss: float = 0.0,
     chunk: int | None = None,
+    **unknown: NoReturn,
 ) -> ArrayT:
     """``cross_entropy(linear(input, linear_weight, bias), target)`` without all of the logits, for tensors of torch.
 
@@ -147,6 +152,8 @@ def linear_cross_entropy(
         >>> ops.linear_cross_entropy(torch.zeros(2, 5, 8), torch.ones(4, 8), torch.zeros(2, 5, dtype=torch.long))
         tensor(1.3863)
     """
+    if unknown:
+        raise no_argument(linear_cross_entropy, unknown)
     arrays = input, linear_weight, target, bias, weight
     return computed(_read_linear, arrays, ignore_index, reduction, label_smoothing, z_loss, chunk)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from einops_fast.annotations import ArrayT
 from einops_fast.attention.options import count
@@ -11,6 +11,7 @@ from einops_fast.errors import EinsumError, ShapeError
 from einops_fast.ops.axes import axis_of
 from einops_fast.ops.checks import check_broadcast, check_sizes, check_values
 from einops_fast.ops.dispatch import computed, function_for
+from einops_fast.vocabulary import no_argument
 
 __all__ = ["dropout_add_layer_norm", "last_sizes", "layer_norm", "rms_norm"]
 
@@ -24,6 +25,7 @@ def layer_norm(
     *,
     dim: int | str | None = None,
     pattern: str | None = None,
+    **unknown: NoReturn,
 ) -> ArrayT:
     """``(x - mean(x)) / sqrt(var(x) + eps) * weight + bias`` along one axis, or along the last axes.
 
@@ -55,6 +57,8 @@ def layer_norm(
         >>> ops.layer_norm(np.ones((2, 3, 4)), weight=np.ones(3), dim='c', pattern='b c t').shape
         (2, 3, 4)
     """
+    if unknown:
+        raise no_argument(layer_norm, unknown)
     return computed(_read_norm, (input, weight, bias), True, normalized_shape, eps, dim, pattern)
 
 
@@ -67,6 +71,7 @@ def rms_norm(
     bias: Any = None,
     dim: int | str | None = None,
     pattern: str | None = None,
+    **unknown: NoReturn,
 ) -> ArrayT:
     """``x / sqrt(mean(x * x) + eps) * weight + bias``: :func:`layer_norm` without the mean, with the same arguments.
 
@@ -82,6 +87,8 @@ def rms_norm(
         >>> ops.rms_norm(np.array([[3.0, 4.0]]), weight=np.array([5.0, 5.0])).round(3).tolist()
         [[4.243, 5.657]]
     """
+    if unknown:
+        raise no_argument(rms_norm, unknown)
     return computed(_read_norm, (input, weight, bias), False, normalized_shape, eps, dim, pattern)
 
 
@@ -97,6 +104,7 @@ def dropout_add_layer_norm(
     rms: bool = False,
     dim: int | str | None = None,
     pattern: str | None = None,
+    **unknown: NoReturn,
 ) -> tuple[ArrayT, ArrayT]:
     """``h = dropout(input) + residual``, normalised: the pair ``(layer_norm(h), h)``, for tensors of torch.
 
@@ -125,6 +133,8 @@ def dropout_add_layer_norm(
         >>> summed[0].tolist()
         [1.0, 2.0, 3.0, 4.0]
     """
+    if unknown:
+        raise no_argument(dropout_add_layer_norm, unknown)
     arrays = input, residual, weight, bias
     found: tuple[ArrayT, ArrayT] = computed(_read_dropout_add_norm, arrays, p, eps, training, rms, dim, pattern)
     return found

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from inspect import Parameter, signature
 from typing import Any
 
 from einops_fast.attention.attend import attention
 from einops_fast.attention.options import count
 from einops_fast.attention.packed import apart
 from einops_fast.attention.torch_state import plain_mask
-from einops_fast.errors import EinsumError, ShapeError
+from einops_fast.errors import ShapeError
 from einops_fast.ops.activation import dropout_bias_activation, read_linear
 from einops_fast.ops.checks import check_mask, check_values
 from einops_fast.ops.dispatch import computed, function_for
+from einops_fast.vocabulary import check_names, names_of
 
 __all__ = ["attention_or_zeros", "check_attention_options", "head_counts", "qkv_self_attention"]
 
-_OPTIONS = frozenset(
-    name
-    for name, parameter in signature(attention).parameters.items()
-    if parameter.kind is Parameter.KEYWORD_ONLY
-    and name not in ("bias", "causal", "dropout_p", "layout", "mask", "scale", "sequence")
-)
+_OPTIONS = {*names_of(attention)} - {"bias", "causal", "dropout_p", "layout", "mask", "scale", "sequence"}
 """What else attention takes."""
 
 _PATTERN = "... i h d, ... j g d, ... j g e -> ... i h e"
@@ -116,9 +111,7 @@ def attention_or_zeros(pattern: str, q: Any, k: Any, v: Any, dropout_p: float, *
 
 def check_attention_options(options: Mapping[str, Any]) -> None:
     """Raise EinsumError unless all are what :func:`qkv_self_attention` hands to attention."""
-    wrong = [name for name in options if name not in _OPTIONS]
-    if wrong:
-        raise EinsumError(f"qkv_self_attention takes attn_mask and is_causal, and has no {', '.join(sorted(wrong))}")
+    check_names(qkv_self_attention, options, _OPTIONS)
 
 
 def head_counts(num_heads: Any, num_kv_heads: Any = None, name: str = "num_heads") -> tuple[int, int]:

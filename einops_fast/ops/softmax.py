@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from einops_fast.ops.axes import axis_of, length
 from einops_fast.ops.checks import check_mask, check_values
 from einops_fast.ops.dispatch import computed, function_for
 from einops_fast.runtime.tracing import is_tracing
+from einops_fast.vocabulary import no_argument
 
 __all__ = ["check_dtype", "check_options", "log_softmax", "softmax"]
 
@@ -27,6 +28,7 @@ def softmax(
     causal: Causal = False,
     temperature: float = 1.0,
     dtype: Any = None,
+    **unknown: NoReturn,
 ) -> ArrayT:
     """``exp(s) / sum(exp(s))`` along one axis, of ``s = input / temperature + mask``.
 
@@ -64,6 +66,8 @@ def softmax(
         >>> ops.softmax(np.zeros((2, 2)), causal=True).tolist()
         [[1.0, 0.0], [0.5, 0.5]]
     """
+    if unknown:
+        raise no_argument(softmax, unknown)
     return computed(_read, (input, mask), False, dim, pattern, causal, temperature, dtype)
 
 
@@ -76,6 +80,7 @@ def log_softmax(
     causal: Causal = False,
     temperature: float = 1.0,
     dtype: Any = None,
+    **unknown: NoReturn,
 ) -> ArrayT:
     """The logarithm of :func:`softmax`, ``s - log(sum(exp(s)))``, with the same arguments and errors.
 
@@ -87,6 +92,8 @@ def log_softmax(
         >>> ops.log_softmax(np.zeros((1, 4))).round(3).tolist()
         [[-1.386, -1.386, -1.386, -1.386]]
     """
+    if unknown:
+        raise no_argument(log_softmax, unknown)
     return computed(_read, (input, mask), True, dim, pattern, causal, temperature, dtype)
 
 

@@ -19,6 +19,7 @@ from einops_fast.backends import get_backend
 from einops_fast.errors import OperandError
 from einops_fast.runtime.blocks import Setting
 from einops_fast.runtime.tuning import current_mode
+from einops_fast.vocabulary import closest
 
 if TYPE_CHECKING:
     from einops_fast.attention.replacement import AttentionReplacement
@@ -144,7 +145,8 @@ def _end_block(names: tuple[str, ...]) -> None:
 def _check(frameworks: Sequence[str]) -> None:
     for name in frameworks:
         if not isinstance(name, str) or name not in FUNCTIONS:
-            raise OperandError(f"no framework to patch is called {name!r}; there are {', '.join(FUNCTIONS)}")
+            known = f"there are {', '.join(FUNCTIONS)}{closest(name, FUNCTIONS)}"
+            raise OperandError(f"no framework to patch is called {name!r}; {known}")
 
 
 def _awake(frameworks: Sequence[str]) -> tuple[str, ...]:

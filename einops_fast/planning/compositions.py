@@ -16,7 +16,7 @@ from string import ascii_letters
 from typing import Any, NamedTuple, NoReturn
 
 from einops_fast.errors import ShapeError, SubscriptsError, point_at
-from einops_fast.planning.refusals import count_axes
+from einops_fast.planning.refusals import count_axes, new_axis
 from einops_fast.planning.terms import is_name
 
 __all__ = ["Composition", "composed", "composition"]
@@ -209,8 +209,8 @@ def _read(equation: str) -> tuple[Any, ...]:
     produced = [name for axis in output for name in axis]
     for name in produced:
         if name != "..." and (name not in names or produced.count(name) > 1):
-            fault = f"axis {name!r}, which no operand has" if name not in names else f"axis {name!r} twice"
-            raise SubscriptsError(point_at(f"the output has {fault}", equation))
+            problem = f"the output has axis {name!r} twice" if name in names else new_axis(name, len(inputs))
+            raise SubscriptsError(point_at(problem, equation))
     terms = [tuple(["".join([letters[name] for name in axis]) for axis in axes]) for axes in (*inputs, output)]
     plain = f"{','.join(map(''.join, terms[:-1]))}->{''.join(terms[-1])}"
     named = tuple([(letter, name) for name, letter in letters.items() if name != "..."])

@@ -26,6 +26,7 @@ from einops_fast.errors import ShapeError, SubscriptsError, point_at
 from einops_fast.planning.refusals import (
     check_terms,
     count_axes,
+    new_axis,
     reject_output,
     reject_rank,
     reject_size,
@@ -236,8 +237,7 @@ def _resolve(
         output = _expand(output, axes)
         for place, label in enumerate(output):
             if label not in occurrences:
-                problem = f"the output has axis '{label}', which no operand has"
-                reject_output(problem, output, place, len(ranks), text)
+                reject_output(new_axis(label, len(ranks)), output, place, len(ranks), text)
             if label in output[:place]:
                 reject_output(f"the output has axis '{label}' twice", output, place, len(ranks), text)
     letters = _letters(occurrences)

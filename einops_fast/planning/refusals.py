@@ -11,7 +11,9 @@ from einops_fast.planning.terms import ONLY_IN_WORDS, count_letters, count_words
 if TYPE_CHECKING:
     from einops_fast.planning.notation import Subscripts
 
-__all__ = ["check_terms", "count_axes", "reject_output", "reject_rank", "reject_size", "reject_term", "render"]
+__all__ = [
+    "check_terms", "count_axes", "new_axis", "reject_output", "reject_rank", "reject_size", "reject_term", "render",
+]  # fmt: skip
 
 _OUTPUT = -1  # in place of an operand's position
 
@@ -57,6 +59,11 @@ def reject_rank(operand: int, ranks: Sequence[int], named: int, ellipsis: bool, 
     beside = " beside '...'" if ellipsis else ""
     problem = f"operand {operand} has {count_axes(ranks[operand])}, but its term names {named}{beside}{note}"
     raise ShapeError(point_at(problem, text, _term_span(text, operand, len(ranks))))
+
+
+def new_axis(label: Hashable, terms: int) -> str:
+    """Return what is wrong with an axis of the output that no operand has."""
+    return f"the output has axis '{label}', which no operand has" + "; einops.repeat makes new axes" * (terms == 1)
 
 
 def reject_output(problem: str, output: Sequence[Hashable], place: int, terms: int, text: str) -> NoReturn:

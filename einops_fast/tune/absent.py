@@ -13,17 +13,14 @@ import torch
 from einops_fast.attention.attend import plan_of
 from einops_fast.backends import get_backend
 from einops_fast.backends.absent_gpu import AbsentGpu, aiming
-from einops_fast.backends.gpus import gpu_ceilings
 from einops_fast.backends.torch.attention.implementations.triton import Triton
 from einops_fast.backends.torch.beginning import differentiate
-from einops_fast.backends.torch.ceilings import KERNEL_DTYPES
 from einops_fast.backends.triton.contraction.choice import Choice, StepProblem
 from einops_fast.backends.triton.launching.rehearsing import Rehearsed, Source, aimed_at, compile_elsewhere, rehearsing
 from einops_fast.errors import OperandError
 from einops_fast.observing.calls import Called
 from einops_fast.planning.plan import make_plan
 from einops_fast.planning.steps import Fused
-from einops_fast.planning.target import Target
 from einops_fast.runtime import background
 from einops_fast.runtime.precision import allow_precision
 from einops_fast.runtime.tuning import ANY_SIZE, autotune
@@ -44,7 +41,7 @@ def tune_absent(
     with at_absent(gpu):
         for done, call in enumerate(calls, 1):
             try:
-                for launches in launches_of(call, gpu):
+                for launches in launches_of(call):
                     new = [each for each in launches if each.source not in submitted]
                     submitted |= {each.source for each in new}
                     pieces[compile_elsewhere(new)] = call
@@ -70,11 +67,11 @@ def at_absent(gpu: AbsentGpu) -> Iterator[None]:
         yield
 
 
-def launches_of(call: Called, gpu: AbsentGpu) -> Iterator[Sequence[Rehearsed]]:
+def launches_of(call: Called) -> Iterator[Sequence[Rehearsed]]:
     """List the kernels of each way to compute a call on a GPU, which has to be aimed at."""
     with torch.set_grad_enabled(call.direction == "both"):
         if call.kind == "einsum":
-            yield from _of_contraction(call, gpu)
+            yield from _of_contraction(call)
         elif call.kind == "attention":
             yield _of_attention(call)
         else:
@@ -98,16 +95,12 @@ def _of_attention(call: Called) -> Sequence[Rehearsed]:
     return launches
 
 
-def _of_contraction(call: Called, gpu: AbsentGpu) -> Iterator[Sequence[Rehearsed]]:
+def _of_contraction(call: Called) -> Iterator[Sequence[Rehearsed]]:
     """List the kernels of each candidate for each step."""
     backend, given, subscripts = get_backend("torch"), call.given, subscripts_of(call)
     operands = [numbers_like(each, "meta") for each in call.arrays if each is not None]
-    # Gradients of three and more are those of pairs, which are calls of their own.
-    kernels = KERNEL_DTYPES if len(operands) < 3 or call.direction != "both" else frozenset[str]()
-    target = Target(
-        "torch", "cuda:0", gpu_ceilings(gpu.name), folds_batch=True, writes_strided=True, kernels=kernels,
-        in_order=given["order"] == "C", memory="".join([subscripts.output[at] for at in given["memory"]]),
-    )  # fmt: skip
+    memory = "".join([subscripts.output[at] for at in given["memory"]])
+    target = backend.target(operands).replace(in_order=given["order"] == "C", memory=memory)
     dtype = None if given["dtype"] is None else getattr(torch, given["dtype"])
     numerics = backend.numerics_of(subscripts, operands, dtype, "safe")
     plan = make_plan(subscripts, [backend.inspect(each) for each in operands], target, numerics, optimizer_of(call))

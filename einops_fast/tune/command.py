@@ -15,6 +15,7 @@ from typing import Any
 from einops_fast.backends.absent_gpu import AbsentGpu, absent_gpu
 from einops_fast.backends.gpu_driver import gpu_properties
 from einops_fast.backends.triton_support import installed_version, interpreted
+from einops_fast.commands.output import print_json
 from einops_fast.errors import EinsumError
 from einops_fast.observing.calls import Called
 from einops_fast.observing.progress import progress
@@ -32,7 +33,6 @@ def add_to(commands: Any) -> None:
         help="compile and measure ahead what a recorded run needs",
         description="Compile and measure what the calls of a run need that was recorded with "
         "EINOPS_FAST_METRICS=calls:DIR, so that a later run finds it on disk.",
-        allow_abbrev=False,
     )
     parser.add_argument("file", metavar="FILE", help="the table of calls, or the folder that it is in")
     parser.add_argument(
@@ -50,6 +50,7 @@ def add_to(commands: Any) -> None:
         help="also write the kernels and all choices of this device to an empty folder, or a file that ends in .zip, "
         "for einops-fast cache import",
     )
+    parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(answer=tune)
 
 
@@ -60,13 +61,14 @@ def tune(options: argparse.Namespace) -> int:
     reasons = {call: why_not(call, bool(options.device)) for call in calls}
     able = [call for call in calls if reasons[call] is None]
     if options.list:
-        print_table(
-            ["kind", "what", "dtype", "direction", "tuned"],
-            [
-                [call.kind, str(call), _dtypes(call), call.direction, "yes" if why is None else f"no: {why}"]
-                for call, why in reasons.items()
-            ],
-        )
+        head = ["kind", "what", "dtype", "direction", "tuned"]
+        rows = [
+            [call.kind, str(call), _dtypes(call), call.direction, "yes" if why is None else f"no: {why}"]
+            for call, why in reasons.items()
+        ]
+        if options.json:
+            return print_json([dict(zip(head, row, strict=True)) for row in rows])
+        print_table(head, rows)
         return 0
     number = _number(options.device) if absent is None else 0
     _check_compiler()
@@ -84,6 +86,14 @@ def tune(options: argparse.Namespace) -> int:
         if kernels is not None:
             gpu = gpu_properties()[number] if absent is None else absent
             pack(options.out, kernels, gpu.capability, gpu.name if absent is None else None)
+    if options.json:
+        left = {call: why for call, why in reasons.items() if why is not None} | dict(failed)
+        return print_json(
+            {
+                "tuned": len(able) - len(failed),
+                "left_out": [{"what": str(call), "why": why} for call, why in left.items()],
+            }
+        )
     for call, why in failed:
         print(f"einops-fast: left out {call}: {why}", file=sys.stderr)
     left_out = len(calls) - len(able) + len(failed)

@@ -145,7 +145,7 @@ def _arguments(node: ast.arguments) -> Iterator[str]:
         yield "*"
     for each, default in zip(node.kwonlyargs, node.kw_defaults, strict=True):
         yield _argument(each, default)
-    if node.kwarg is not None:
+    if node.kwarg is not None and node.kwarg.arg != "unknown":  # which no call may have
         yield f"**{_argument(node.kwarg, None)}"
 
 

@@ -135,7 +135,7 @@ def test_device_and_dtype(name: str) -> None:
         (EinsumError, "^num_heads .* not 0", lambda: nn.MultiHeadAttention(num_heads=0)),
         (EinsumError, "^num_heads .* not 0", lambda: nn.CausalSelfAttention(0, 8)),
         (EinsumError, "^num_attention_heads .* not 0", lambda: nn.BertSelfAttention(8, 0)),
-        (EinsumError, "has no foo", lambda: nn.QKVSelfAttention(8, 2, foo=1)),
+        (EinsumError, "has no .foo", lambda: nn.QKVSelfAttention(8, 2, foo=1)),
         (EinsumError, "^window ", lambda: nn.QKVSelfAttention(8, 2, window=-1)),
         (EinsumError, "^causal .* not 'x'", lambda: nn.QKVSelfAttention(8, 2, is_causal="x")),
         (EinsumError, "^scale .* not 'a'", lambda: nn.QKVSelfAttention(8, 2, scale="a")),

@@ -99,7 +99,7 @@ call = operator_call("softmax", [layout(64, 128), None], 1, False, None, 0, 1.0,
 for folder in sys.argv[1:]:
     os.environ["TRITON_CACHE_DIR"] = folder
     with at_absent(gpu):
-        for launches in launches_of(call, gpu):
+        for launches in launches_of(call):
             for each in launches:
                 try:
                     each.compile()
@@ -138,7 +138,7 @@ def test_a_call_is_left_out_if_none_of_its_ways_compiles(monkeypatch: pytest.Mon
         else:
             future.set_exception(RuntimeError(f"{name}\nat length"))
     ways = {"both": ["fine", "wide"], "none": ["wide", "wider"], "same": ["fine"]}
-    listed = lambda call, gpu: [[SimpleNamespace(source=(call.what, name))] for name in ways[call.what]]  # noqa: E731
+    listed = lambda call: [[SimpleNamespace(source=(call.what, name))] for name in ways[call.what]]  # noqa: E731
     monkeypatch.setattr(absent, "launches_of", listed)
     monkeypatch.setattr(absent, "compile_elsewhere", lambda launches: _copy(futures[launches[0].source[1]]))
     monkeypatch.setattr(absent.background, "take_all_processors", lambda: None)
@@ -166,7 +166,7 @@ for text in ("sm_80", "sm_90"):
     gpu = absent_gpu(text)
     with at_absent(gpu):
         for call in read_calls(sys.argv[1]):
-            ways = list(launches_of(call, gpu))
+            ways = list(launches_of(call))
             kernels = sorted({each.call.function.__name__ for launches in ways for each in launches})
             print(text, call.kind, len(ways) > 1, *kernels)
 """

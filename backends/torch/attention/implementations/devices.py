@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from einops_fast.backends.absent_gpu import aimed
+
 __all__ = ["capability", "has_cudnn"]
 
 _cudnn: Any = torch.backends.cudnn
@@ -14,12 +16,13 @@ _cudnn: Any = torch.backends.cudnn
 
 def capability(device: str) -> tuple[int, int]:
     """Compute capability of a CUDA device."""
-    return _capability(device)
+    aim = aimed()
+    return _capability(device) if aim is None else aim.capability
 
 
 def has_cudnn() -> bool:
-    """Return whether this torch comes with cuDNN."""
-    return bool(_cudnn.is_available())
+    """Return whether this torch comes with cuDNN, as that for a GPU that isn't here does."""
+    return aimed() is not None or bool(_cudnn.is_available())
 
 
 capability._dynamo_marked_constant = True  # type: ignore[attr-defined]
