@@ -17,6 +17,7 @@ from einops_fast.arguments import (
     own_arrays,
     read_call,
     read_options,
+    reshaped,
 )
 from einops_fast.backends import Backend, awake_types, backend_for_type, get_backend
 from einops_fast.errors import EinsumError, ShapeError, point_at
@@ -275,8 +276,8 @@ def _evaluated(operands: Sequence[Any], call: Call, sizes: Mapping[str, int], ou
     shape, any_size = found.regrouped(result.shape), _of_any_size(arrays)
     if any_size is not None:
         result = any_size.merge(result, found.groups(len(result.shape)))
-    elif shape != tuple(result.shape):
-        result = result.reshape(shape)
+    else:
+        result = reshaped(result, shape)
     if out is None and order == "K":
         return result
     backend = get_backend("torch") if tracing.is_tracing() else own_arrays(arrays, out)[0]
@@ -305,10 +306,7 @@ def _with_an_axis_each(call: Call, sizes: Mapping[str, int]) -> tuple[Compositio
     wanted = found.shapes(shapes, sizes)
     if any_size is not None:
         return found, [any_size.split(*each) for each in zip(arrays, found.fixed(shapes, sizes), strict=True)]
-    return found, [
-        array if shape == own else array.reshape(shape)
-        for array, own, shape in zip(arrays, shapes, wanted, strict=True)
-    ]
+    return found, [reshaped(*each) for each in zip(arrays, wanted, strict=True)]
 
 
 def _of_any_size(arrays: Sequence[Any]) -> Backend | None:
@@ -351,18 +349,19 @@ def _compile(
 ) -> Callable[..., Any]:
     """The plan as a callable that gives its result in the order asked for."""
     subscripts = call.subscripts(tuple([len(array.shape) for array in arrays]))
+    own = backend.own_way(subscripts, arrays, dtype=dtype, casting=casting, optimize=optimize, order=order)
+    if own is not None:
+        return own
     plan = plan_call(subscripts, backend, arrays, dtype, casting, optimize, order)
     run = compile_plan(plan, backend)
-    if order == "K":
-        return run
     if order == "A":
         order = "F" if all(operand.fortran for operand in plan.operands) else "C"
-    return lambda *operands: backend.finish(run(*operands), None, order, casting)
+    return run if order == "K" else lambda *operands: backend.finish(run(*operands), None, order, casting)
 
 
 def plan_arguments(
-    operands: Sequence[Any], dtype: Any, casting: str, optimize: Any, sizes: Mapping[str, int] | None = None,
-    plan: Callable[..., Any] | None = None,
+    operands: Sequence[Any], dtype: Any, casting: str, optimize: Any, sizes: Mapping[str, int] | None,
+    plan: Callable[..., Any],
 ) -> Any:  # fmt: skip
     """The plan for the arguments of a :func:`fast_einsum` call, by :func:`plan_call` or another such function."""
     call = read_call(operands)
@@ -371,7 +370,7 @@ def plan_arguments(
         call = call if found is None else Call(expanded, found.letters)
     backend, arrays = own_arrays(call.arrays)
     subscripts = call.subscripts(tuple([len(array.shape) for array in arrays]))
-    return (plan or plan_call)(subscripts, backend, arrays, dtype, casting, optimize)
+    return plan(subscripts, backend, arrays, dtype, casting, optimize)
 
 
 def plan_call(
