@@ -49,6 +49,8 @@ class Backend(ABC):
     module: str
     #: Loops that take ``(equation, *arrays)``, if few elements, in less time than a plan is looked up in.
     loops: Callable[..., Any] | None = None
+    #: Takes a call of attention as it was read, in place of a plan, and its arrays by name.
+    attend: Callable[[Any, dict[str, Any]], Any] | None = None
 
     @abstractmethod
     def owns(self, array_type: type) -> bool:

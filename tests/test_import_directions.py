@@ -71,7 +71,7 @@ IMPORTED = {
         "face words planning runtime observing backends backends.torch backends.triton.contraction"
     ),
     "backends.torch.ops": "face words planning runtime attention backends backends.torch",
-    "backends.torch.sharding": "face words planning backends backends.torch",
+    "backends.torch.sharding": "face words planning runtime attention ops backends backends.torch backends.torch.ops",
     "backends.triton.device": "backends.triton.launching",
     "backends.triton.launching": "planning runtime backends backends.triton.device",
     "backends.triton.contraction": (
@@ -90,7 +90,7 @@ IN_FUNCTIONS = {
     "patching": "attention compiler",
     "compiler": "backends.torch.ops",
     "attention": "backends.mxnet backends.torch backends.torch.attention",
-    "ops": "backends.torch.ops",
+    "ops": "backends.torch.ops backends.torch.sharding",
     "profiles": "planning backends.mxnet",
     "backends.cupy": "backends.triton.contraction",
     "backends.torch": "face backends.torch.sharding backends.triton.contraction backends.triton.launching",

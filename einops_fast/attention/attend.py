@@ -183,6 +183,8 @@ def attend(request: Request, arrays: dict[str, Any], words: Hashable = None) -> 
         return attend_traced(request, arrays)
     q, given = arrays["q"], (*arrays.values(),)
     backend = awake_types.get(type(q)) or backend_for_type(type(q))
+    if backend is not None and backend.attend is not None:
+        return backend.attend(request, arrays)
     circumstances = allowed_names(), current_mode(), registry.generation
     question: Hashable = None
     if backend is not None and backend.name == "torch":

@@ -30,6 +30,9 @@ _functions: dict[str, dict[str, Callable[..., Any]]] = {}
 _REAL = ("bool", "int", "uint", "float", "bfloat")
 """How the names of dtypes begin whose elements are numbers on one line."""
 
+_BY_TORCH = ("torch", "DTensor")
+"""Names of the backends of tensors of torch."""
+
 _OF_ANY_KIND = ("target", "mask", "attn_mask")
 """Arguments of which operators say themselves whether they may be integers or booleans."""
 
@@ -110,7 +113,7 @@ def function_for(
     found = _of(framework).get(name)
     if found is None:
         raise OperandError(f"{operator} is there for tensors of torch only, not for arrays of {framework}")
-    by_torch = framework == "torch"
+    by_torch = framework in _BY_TORCH
     if backend is not None and by_torch and (array.is_nested or array.layout is not _dense()):
         _check_layout(operator, array)
     _check_dtype(operator, "input", array.dtype, by_torch)
@@ -152,7 +155,7 @@ def _check_others(
 
     Without a backend, torch.compile traces this.
     """
-    by_torch = backend is None or backend.name == "torch"
+    by_torch = backend is None or backend.name in _BY_TORCH
     for argument, other in others.items():
         if other is None:
             if argument in needs:
@@ -196,6 +199,8 @@ def _wake(framework: str) -> bool:
     if framework not in _functions:
         if framework == "torch":
             _functions[framework] = import_module("einops_fast.backends.torch.ops.fused").FUNCTIONS
+        elif framework == "DTensor":
+            _functions[framework] = import_module("einops_fast.backends.torch.sharding.ops").FUNCTIONS
         else:
             module = {"mxnet": "mxnet.numpy", "cupy": "cupy"}.get(framework, "numpy")
             _functions[framework] = import_module("einops_fast.ops.ndarrays").functions(import_module(module))

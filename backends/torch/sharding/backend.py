@@ -27,6 +27,13 @@ class ShardedBackend(TorchBackend):
 
     name = "DTensor"
 
+    @staticmethod
+    def attend(request: Any, arrays: dict[str, Any]) -> Any:
+        # Imported here because attention is made of backends.
+        from einops_fast.backends.torch.sharding.attention import attend_sharded
+
+        return attend_sharded(request, arrays)
+
     def of_type(self, array_type: type) -> ShardedBackend:
         return self
 

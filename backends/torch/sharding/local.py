@@ -44,6 +44,22 @@ class _Local(torch.autograd.Function):
         return _placed(d_local, ctx.mesh, ctx.gradients, ctx.shape).redistribute(placements=ctx.placements), *[None] * 3
 
 
+class _Tied(torch.autograd.Function):
+    """A result that all parts have gradients of: a rank whose parts are empty, too, takes part in adding them up."""
+
+    @staticmethod
+    def forward(ctx: Any, result: Any, *parts: Any) -> Any:
+        ctx.parts = [(each.shape, each.dtype) for each in parts]
+        return result.view_as(result)
+
+    @staticmethod
+    def backward(ctx: Any, d_result: Any) -> tuple[Any, ...]:
+        needed = zip(ctx.parts, ctx.needs_input_grad[1:], strict=True)
+        return d_result, *[
+            d_result.new_zeros(shape, dtype=dtype) if wants else None for (shape, dtype), wants in needed
+        ]
+
+
 def _placed(local: Any, mesh: Any, placements: Sequence[Any], shape: Sequence[int]) -> Any:
     """Return the DTensor that the ranks' parts make up, dense in the order of their axes."""
     strides, step = [0] * len(shape), 1
@@ -63,10 +79,15 @@ def locally(
         placing: how they are placed for it.
         results: labels and shape of each.
     """
-    made = function(*_parts(arrays, placing.targets, placing.gradients))
+    parts = _parts(arrays, placing.targets, placing.gradients)
+    made = function(*parts)
+    several = made if isinstance(made, tuple) else (made,)
+    if torch.is_grad_enabled() and any(each.requires_grad for each in parts) and not all(map(torch.numel, parts)):
+        tied: Callable[..., Any] = _Tied.apply
+        several = tuple([tied(each, *parts) if each.is_floating_point() else each for each in several])
     found = [
         _placed(part, placing.mesh, placing.results(labels), shape)
-        for part, (labels, shape) in zip(made if isinstance(made, tuple) else (made,), results, strict=True)
+        for part, (labels, shape) in zip(several, results, strict=True)
     ]
     return tuple(found) if isinstance(made, tuple) else found[0]
 

@@ -29,6 +29,10 @@ class Placing:
     gradients: tuple[tuple[Any, ...], ...]  # placements of the gradients that the ranks compute
     sent: tuple[float, ...]  # bytes that a rank receives to bring each operand to its placements
 
+    def sharing(self, label: str) -> list[int]:
+        """Return the dimensions of the mesh along which ranks share a label."""
+        return [dim for dim, each in enumerate(self.labels) if each == label]
+
     def results(self, labels: str) -> tuple[Any, ...]:
         """Return the placements of a result with these labels: a label that it lacks was summed over."""
         return tuple(
@@ -57,7 +61,7 @@ def mesh_of(arrays: Sequence[Any], names: Sequence[str]) -> Any:
 
 def place(
     arrays: Sequence[Any], terms: Sequence[str], output: str, shared: Collection[str], names: Sequence[str],
-    linear: bool = False,
+    linear: bool = False, shapes: Sequence[Sequence[int]] | None = None,
 ) -> Placing:  # fmt: skip
     """Choose what is sharded along each dimension of the mesh so that the fewest bytes are sent.
 
@@ -72,20 +76,22 @@ def place(
         shared: labels along which ranks may share the work; the result of those that the output lacks is a sum.
         names: of the arrays, for errors.
         linear: whether sums that are pending in one operand may stay pending in the result.
+        shapes: of the arrays as the labels count them, where that isn't how many elements there are.
     """
     mesh = mesh_of(arrays, names)
+    shapes = [array.shape for array in arrays] if shapes is None else shapes
     sizes: dict[str, int] = {}
-    for term, array in zip(terms, arrays, strict=True):
-        for label, size in zip(term, array.shape, strict=True):
+    for term, shape in zip(terms, shapes, strict=True):
+        for label, size in zip(term, shape, strict=True):
             if sizes.get(label, 1) == 1:
                 sizes[label] = size
     axes = [
         {
             label: at
-            for at, (label, size) in enumerate(zip(term, array.shape, strict=True))
+            for at, (label, size) in enumerate(zip(term, shape, strict=True))
             if label in shared and size == sizes[label]
         }
-        for term, array in zip(terms, arrays, strict=True)
+        for term, shape in zip(terms, shapes, strict=True)
     ]
     item = max([array.element_size() for array in arrays])
     result = prod([sizes[label] for label in output]) * item
