@@ -255,6 +255,8 @@ def _keep_alike(question: Hashable, backend: Backend, arrays: Sequence[Any], run
 def with_sizes(operands: Sequence[Any], sizes: Mapping[str, int], out: Any, **options: Any) -> Any:
     """Evaluate an equation in which some axes are made up of several, or some of whose sizes are given."""
     call = read_call(operands)
+    if tracing.is_tracing() and tracing.is_sharded(call.arrays):
+        return tracing.outside_of_graphs(fast_einsum, *operands, out=out, **options, **sizes)
     if not tracing.is_tracing():
         if is_handed_over(call.arrays):
             return hand_over(fast_einsum, call.arrays, operands, out=out, **options, **sizes)
@@ -360,8 +362,8 @@ def _compile(
 
 
 def plan_arguments(
-    operands: Sequence[Any], dtype: Any, casting: str, optimize: Any, sizes: Mapping[str, int] | None,
-    plan: Callable[..., Any],
+    operands: Sequence[Any], dtype: Any, casting: str, optimize: Any, sizes: Mapping[str, int] | None = None,
+    plan: Callable[..., Any] | None = None,
 ) -> Any:  # fmt: skip
     """The plan for the arguments of a :func:`fast_einsum` call, by :func:`plan_call` or another such function."""
     call = read_call(operands)
@@ -370,7 +372,7 @@ def plan_arguments(
         call = call if found is None else Call(expanded, found.letters)
     backend, arrays = own_arrays(call.arrays)
     subscripts = call.subscripts(tuple([len(array.shape) for array in arrays]))
-    return plan(subscripts, backend, arrays, dtype, casting, optimize)
+    return (plan or plan_call)(subscripts, backend, arrays, dtype, casting, optimize)
 
 
 def plan_call(

@@ -19,7 +19,7 @@ from einops_fast.observing.calls import tell
 from einops_fast.planning.layout import VECTOR
 from einops_fast.runtime import tracing
 from einops_fast.runtime.plan_cache import emptied_with_plans, keep, recall, remember_alike
-from einops_fast.runtime.tracing import is_tracing
+from einops_fast.runtime.tracing import is_sharded, is_tracing, outside_of_graphs
 
 __all__ = ["computed", "function_for"]
 
@@ -69,6 +69,8 @@ def computed(read: Callable[..., Run], arrays: tuple[Any, ...], *options: Any) -
                 return run(*arrays)
         elif first is not None and backend_for_type(type(first)) is None:
             arrays = (get_backend("numpy").convert(first, "the input"), *arrays[1:])
+    elif is_tracing() and is_sharded(arrays):
+        return outside_of_graphs(computed, read, arrays, *options)
     run = read(*arrays, *options)
     result = run(*arrays)
     if question is not None:

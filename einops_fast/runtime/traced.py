@@ -17,6 +17,7 @@ from einops_fast.planning.notation import bind_sizes
 from einops_fast.planning.path import check_optimize
 from einops_fast.runtime.autocast import autocasts
 from einops_fast.runtime.precision import check_precision, traced_precision
+from einops_fast.runtime.tracing import is_sharded, outside_of_graphs
 from einops_fast.runtime.tuning import traced_mode
 
 __all__ = ["call_traced", "einsum_traced"]
@@ -54,6 +55,12 @@ def call_traced(
     letters = _letters(call.spelled, _shapes(arrays))
     if isinstance(arrays[0], numpy.ndarray):
         return _call_numpy(letters, arrays, out, dtype, order, casting)
+    if is_sharded(arrays):
+        # Imported here because fast_einsum is made of this.
+        from einops_fast.einsum import fast_einsum
+
+        options = {"dtype": dtype, "casting": casting, "optimize": optimize, "autotune": autotune}
+        return outside_of_graphs(fast_einsum, *operands, out=out, order=order, precision=precision, **options)
     result = einsum_traced(letters, arrays, dtype, optimize, autotune, precision)
     return _ordered(result, arrays, order) if out is None else out.copy_(result)
 

@@ -79,7 +79,9 @@ def check_losses(mesh: Any, rows: int) -> None:
     chances = torch.rand(rows, 5, 7, dtype=torch.float64).softmax(-1)
     for text, at in (("0", "0"), ("1", "r"), ("r", "0"), ("2", "r")):
         for reduction in ("mean", "sum", "none"):
-            for options in ({}, {"label_smoothing": 0.1}, {"z_loss": 0.1}, {"weight": weight}, {"target": chances}):
+            for options in ({}, {"z_loss": 0.1, "label_smoothing": 0.1}, {"weight": weight}, {"target": chances}):
+                if options and reduction == "none":
+                    continue
                 given = {"dim": -1, "target": target, **options}
                 wanted = ops.cross_entropy(logits, reduction=reduction, **given)
                 (gradient,) = torch.autograd.grad(wanted.sum(), logits)
