@@ -55,12 +55,6 @@ def call_traced(
     letters = _letters(call.spelled, _shapes(arrays))
     if isinstance(arrays[0], numpy.ndarray):
         return _call_numpy(letters, arrays, out, dtype, order, casting)
-    if is_sharded(arrays):
-        # Imported here because fast_einsum is made of this.
-        from einops_fast.einsum import fast_einsum
-
-        options = {"dtype": dtype, "casting": casting, "optimize": optimize, "autotune": autotune}
-        return outside_of_graphs(fast_einsum, *operands, out=out, order=order, precision=precision, **options)
     result = einsum_traced(letters, arrays, dtype, optimize, autotune, precision)
     return _ordered(result, arrays, order) if out is None else out.copy_(result)
 
@@ -76,6 +70,12 @@ def einsum_traced(
     """The contraction of these tensors; with a ``dtype``, in that, whatever autocast says."""
     import torch
 
+    if is_sharded(arrays):
+        # Imported here because fast_einsum is made of this.
+        from einops_fast.einsum import fast_einsum
+
+        options = {"dtype": dtype, "optimize": optimize, "autotune": autotune, "precision": precision}
+        return outside_of_graphs(fast_einsum, letters, *arrays, **options)
     kind = arrays[0].device.type
     if dtype is not None:
         arrays = [array.to(dtype) for array in arrays]

@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 import torch
 from ranks import Traffic, placed, same, spelled
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.utils.checkpoint import checkpoint
 
 import einops_fast
-from einops_fast import OperandError, ShapeError, explain, fast_einsum
+from einops_fast import OperandError, ShapeError, contract_expression, explain, fast_einsum, ops
 from einops_fast.planning.compositions import composition
 
 # Equation, shapes, placements of the operands, those of the result, and which collectives there are: on a CPU, torch
@@ -159,6 +162,11 @@ def check_options(mesh: Any) -> None:
     limited = fast_einsum("ij,jk->ik", one, other, memory_limit=64)
     assert spelled(limited) == "0"
     same(limited, a @ b, 1e-5)
+    expression = contract_expression("ij,jk->ik", (8, 4), (4, 6))
+    for _ in range(2):
+        same(expression(a, b), a @ b, 1e-5)
+        assert spelled(expression(one, other)) == "0"
+        same(expression(one, other), a @ b, 1e-5)
     with torch.autocast("cpu", torch.bfloat16):
         assert fast_einsum("ij,jk->ik", one, other).dtype == torch.bfloat16
     with torch.inference_mode():
@@ -218,6 +226,37 @@ def check_bytes(mesh: Any) -> None:
         assert ours.bytes <= theirs.bytes, (equation, given, ours.calls, theirs.calls)
 
 
+def check_outside(four: Any) -> None:
+    """A process that is none of a mesh's ranks gets empty parts, as from torch's functions."""
+    two = DeviceMesh("cpu", [0, 1])
+    a, b = torch.randn(4, 6), torch.randn(6, 3)
+    one, other = (distribute_tensor(each, two, [Shard(0)]) for each in (a, b))
+    found = fast_einsum("ij,jk->ik", one, other), ops.softmax(one), fast_einsum("i (a b) -> a i b", one, a=2)
+    inside = torch.distributed.get_rank() < 2
+    for each, shape in zip(found, ((4, 3), (4, 6), (2, 4, 3)), strict=True):
+        assert each.shape == shape
+        assert (each.to_local().numel() > 0) == inside
+
+
+def check_gradients(mesh: Any) -> None:
+    """Gradients of gradients, and of what a checkpoint computes again; those of what was computed stay pending."""
+    a, b = (torch.randn(shape, dtype=torch.float64).requires_grad_() for shape in ((8, 4), (4, 6)))
+    one, other = placed(a, mesh, "0"), placed(b, mesh, "r")
+    pairs = []
+    for x, y in ((a, b), (one, other)):
+        (first,) = torch.autograd.grad(fast_einsum("ij,jk->ik", x, y).square().sum(), x, create_graph=True)
+        pairs.append((first, *torch.autograd.grad(first.square().sum(), y)))
+    for found, wanted in zip(pairs[1], pairs[0], strict=True):
+        same(found, wanted.detach())
+    checkpoint(partial(fast_einsum, "ij,jk->ik"), one, other, use_reentrant=False).sum().backward()
+    same(other.grad, a.detach().sum(0)[:, None].expand(4, 6))
+    middle = other * 1.0
+    seen: list[str] = []
+    middle.register_hook(lambda gradient: seen.append(spelled(gradient)))
+    fast_einsum("ij,jk->ik", one, middle).sum().backward()
+    assert seen == ["p"]
+
+
 def check_patch(mesh: Any) -> None:
     """torch.einsum is ours while it is patched, and heads may be sharded, which torch's own refuses."""
     a, b = torch.randn(2, 4, 3, 5), torch.randn(2, 4, 6, 5)
@@ -241,6 +280,8 @@ def cases(four: Any, square: Any) -> dict[str, Callable[[], None]]:
     found["errors of einsum"] = partial(check_errors, four, square)
     found["explain"] = partial(check_explanation, square)
     found["bytes of einsum"] = partial(check_bytes, four)
+    found["a process outside of the mesh"] = partial(check_outside, four)
+    found["gradients of gradients"] = partial(check_gradients, four)
     found["patched einsum"] = partial(check_patch, four)
     for seed in range(40):
         found[f"einsum of random operands {seed}"] = partial(check_any, (four, square)[seed % 2], seed)

@@ -63,7 +63,7 @@ class _Tied(torch.autograd.Function):
 def _placed(local: Any, mesh: Any, placements: Sequence[Any], shape: Sequence[int]) -> Any:
     """Return the DTensor that the ranks' parts make up, dense in the order of their axes."""
     strides, step = [0] * len(shape), 1
-    for axis in sorted(range(len(shape)), key=lambda axis: (local.stride(axis), -axis)):
+    for axis in sorted(range(len(shape)), key=lambda axis: (local.stride(axis), -axis) if local.numel() else -axis):
         strides[axis], step = step, step * max(shape[axis], 1)
     return DTensor.from_local(local, mesh, placements, shape=torch.Size(shape), stride=tuple(strides))
 
@@ -80,8 +80,11 @@ def locally(
         results: labels and shape of each.
     """
     parts = _parts(arrays, placing.targets, placing.gradients)
-    made = function(*parts)
-    several = made if isinstance(made, tuple) else (made,)
+    if placing.mesh.get_coordinate() is None:  # this process is none of its ranks
+        several = tuple([parts[0].detach() for _ in results])
+    else:
+        made = function(*parts)
+        several = made if isinstance(made, tuple) else (made,)
     if torch.is_grad_enabled() and any(each.requires_grad for each in parts) and not all(map(torch.numel, parts)):
         tied: Callable[..., Any] = _Tied.apply
         several = tuple([tied(each, *parts) if each.is_floating_point() else each for each in several])
@@ -89,7 +92,7 @@ def locally(
         _placed(part, placing.mesh, placing.results(labels), shape)
         for part, (labels, shape) in zip(several, results, strict=True)
     ]
-    return tuple(found) if isinstance(made, tuple) else found[0]
+    return tuple(found) if len(found) > 1 else found[0]
 
 
 def _parts(arrays: Sequence[Any], targets: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
@@ -102,10 +105,10 @@ def _parts(arrays: Sequence[Any], targets: Sequence[Any], gradients: Sequence[An
 
 def share(mesh: Any, dims: Sequence[int], size: int) -> tuple[int, int]:
     """Return where this rank's share of an axis begins and how long it is, if these dimensions of the mesh shard it."""
-    start = 0
+    start, at = 0, mesh.get_coordinate() or [0] * mesh.ndim
     for dim in dims:
         part = -(-size // mesh.size(dim))
-        first = min(part * mesh.get_local_rank(dim), size)
+        first = min(part * at[dim], size)
         start, size = start + first, min(part, size - first)
     return start, size
 
@@ -134,7 +137,7 @@ def reshaped(array: Any, shape: Sequence[int]) -> Any:
         each if axis is None or each.is_replicate() else Shard(kept[axis])
         for each, axis in zip(targets, shards, strict=True)
     ]
-    return _placed(local.reshape(sizes), mesh, placements, new)
+    return _placed(local.reshape(sizes) if mesh.get_coordinate() else local, mesh, placements, new)
 
 
 def _leading_axes(old: Sequence[int], new: Sequence[int]) -> dict[int, int]:
