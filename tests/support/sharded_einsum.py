@@ -10,6 +10,7 @@ import torch
 from ranks import Traffic, placed, same, spelled
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor.debug import CommDebugMode
 from torch.utils.checkpoint import checkpoint
 
 import einops_fast
@@ -219,8 +220,9 @@ def check_bytes(mesh: Any) -> None:
             placed(torch.randn([*map(int, shape.split())]), mesh, text)
             for shape, text in zip(shapes.split(","), texts, strict=True)
         ]
-        with Traffic() as ours:
+        with Traffic() as ours, CommDebugMode() as by_torch:
             fast_einsum(equation, *arrays)
+        assert by_torch.get_total_counts() == sum(ours.calls.values())
         with Traffic() as theirs:
             torch.einsum(equation, *arrays)
         assert ours.bytes <= theirs.bytes, (equation, given, ours.calls, theirs.calls)

@@ -41,7 +41,10 @@ class _Local(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, d_local: Any) -> tuple[Any, ...]:
-        return _placed(d_local, ctx.mesh, ctx.gradients, ctx.shape).redistribute(placements=ctx.placements), *[None] * 3
+        found = _placed(d_local, ctx.mesh, ctx.gradients, ctx.shape)
+        if list(ctx.gradients) != ctx.placements:
+            found = found.redistribute(placements=ctx.placements)
+        return found, None, None, None
 
 
 class _Tied(torch.autograd.Function):

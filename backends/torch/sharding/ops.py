@@ -28,46 +28,37 @@ _RESULT = "Z"
 def _softmax(x: Any, mask: Any, dim: int, log: bool, queries: int | None, shift: int, *numbers: Any) -> Run:
     labels = ascii_lowercase[: x.ndim]
 
-    def part(placing: Placing, *parts: Any) -> Any:
+    def options(placing: Placing) -> tuple[Any, ...]:
         # Positions are counted in the whole array.
         first = 0 if queries is None else share(placing.mesh, placing.sharing(labels[queries]), x.shape[queries])[0]
-        return computed(OF_PARTS["softmax"], parts, dim, log, queries, shift + first, *numbers)
+        return dim, log, queries, shift + first, *numbers
 
-    return lambda x, mask: _shared(part, (x, mask), "input mask", (labels, _last(labels, mask)), (labels,), labels[dim])
+    terms = labels, _last(labels, mask)
+    return lambda *arrays: _shared("softmax", options, arrays, "input mask", terms, (labels,), labels[dim])
 
 
 def _norm(x: Any, weight: Any, bias: Any, dim: int, count: int, *numbers: Any) -> Run:
-    labels = ascii_lowercase[: x.ndim]
+    labels, options = ascii_lowercase[: x.ndim], (dim, count, *numbers)
     rows = labels[dim : dim + count]
-
-    def part(placing: Placing, *parts: Any) -> Any:
-        return computed(OF_PARTS["norm"], parts, dim, count, *numbers)
-
-    return lambda *arrays: _shared(part, arrays, "input weight bias", (labels, rows, rows), (labels,), rows)
+    return lambda *arrays: _shared("norm", options, arrays, "input weight bias", (labels, rows, rows), (labels,), rows)
 
 
 def _dropout_add_norm(x: Any, residual: Any, weight: Any, bias: Any, dim: int, p: float, *numbers: Any) -> Run:
-    labels = ascii_lowercase[: x.ndim]
-    terms = labels, _last(labels, residual), labels[dim], labels[dim]
-
-    def part(placing: Placing, *parts: Any) -> Any:
-        return computed(OF_PARTS["dropout_add_norm"], parts, dim, 0.0, *numbers)
+    labels, options = ascii_lowercase[: x.ndim], (dim, 0.0, *numbers)
+    terms, names = (labels, _last(labels, residual), labels[dim], labels[dim]), "input residual weight bias"
 
     def run(x: Any, *others: Any) -> Any:
         arrays = F.dropout(x, p) if p else x, *others  # as torch drops elements of DTensors
-        return _shared(part, arrays, "input residual weight bias", terms, (labels, labels), labels[dim])
+        return _shared("dropout_add_norm", options, arrays, names, terms, (labels, labels), labels[dim])
 
     return run
 
 
 def _bias_activation(x: Any, bias: Any, activation: str, p: float) -> Run:
-    labels = ascii_lowercase[: x.ndim]
-
-    def part(placing: Placing, *parts: Any) -> Any:
-        return computed(OF_PARTS["bias_activation"], parts, activation, 0.0)
+    labels, options = ascii_lowercase[: x.ndim], (activation, 0.0)
 
     def run(x: Any, bias: Any) -> Any:
-        found = _shared(part, (x, bias), "input bias", (labels, labels[-1]), (labels,))
+        found = _shared("bias_activation", options, (x, bias), "input bias", (labels, labels[-1]), (labels,))
         return F.dropout(found, p) if p else found
 
     return run
@@ -78,13 +69,11 @@ def _linear(x: Any, weight: Any, bias: Any, activation: str) -> Run:
     summed, output = labels[-1], labels[:-1] + _RESULT
     terms = labels, _RESULT + summed, _RESULT
 
-    def part(placing: Placing, *parts: Any) -> Any:
-        return computed(OF_PARTS["linear"], parts, activation)
-
     def run(x: Any, weight: Any, bias: Any) -> Any:
         placing = place((x, weight), terms[:2], output, labels + _RESULT, ("input", "weight"), linear=True)
         if not any(label in ("", summed) for label in placing.labels):
-            return _shared(part, (x, weight, bias), "input weight bias", terms, (output,), summed)
+            arrays = x, weight, bias
+            return _shared("linear", (activation,), arrays, "input weight bias", terms, (output,), summed)
         # Imported here because fast_einsum is made of backends.
         from einops_fast.einsum import fast_einsum
 
@@ -96,26 +85,27 @@ def _linear(x: Any, weight: Any, bias: Any, activation: str) -> Run:
 
 
 def _cross_entropy(x: Any, target: Any, weight: Any, dim: int, *numbers: Any) -> Run:
-    *numbers_of_loss, reduction, _ = numbers  # gradients aren't written over what other calls may have, too
+    *of_loss, reduction, _ = numbers  # gradients aren't written over what other calls may have, too
     labels = ascii_lowercase[: x.ndim]
     rows = labels.replace(labels[dim], "")
     terms = labels, labels if target.is_floating_point() else rows, ANY
 
-    def part(asked: str, *parts: Any) -> Any:
-        return computed(OF_PARTS["cross_entropy"], parts, dim, *numbers_of_loss, asked, False)
+    def options(asked: str) -> tuple[Any, ...]:
+        return dim, *of_loss, asked, False
 
-    return lambda *arrays: _loss(part, arrays, "input target weight", terms, rows, numbers[0], reduction)
+    names = "input target weight"
+    return lambda *arrays: _loss("cross_entropy", options, arrays, names, terms, rows, numbers[0], reduction)
 
 
 def _linear_cross_entropy(x: Any, matrix: Any, target: Any, bias: Any, weight: Any, *numbers: Any) -> Run:
-    *numbers_of_loss, reduction, chunk = numbers
+    *of_loss, reduction, chunk = numbers
     rows = ascii_lowercase[: target.ndim]
     terms, names = (rows + ANY, ANY * 2, rows, ANY, ANY), "input linear_weight target bias weight"
 
-    def part(asked: str, *parts: Any) -> Any:
-        return computed(OF_PARTS["linear_cross_entropy"], parts, *numbers_of_loss, asked, chunk)
+    def options(asked: str) -> tuple[Any, ...]:
+        return *of_loss, asked, chunk
 
-    return lambda *arrays: _loss(part, arrays, names, terms, rows, numbers[0], reduction)
+    return lambda *arrays: _loss("linear_cross_entropy", options, arrays, names, terms, rows, numbers[0], reduction)
 
 
 FUNCTIONS: dict[str, Callable[..., Run]] = {
@@ -136,57 +126,61 @@ def _last(labels: str, array: Any) -> str:
 
 
 def _shared(
-    part: Callable[..., Any], arrays: Sequence[Any], names: str, terms: Sequence[str], outputs: Sequence[str],
-    whole: str = "",
+    function: str | Callable[..., Any], options: Any, arrays: Sequence[Any], names: str, terms: Sequence[str],
+    outputs: Sequence[str], whole: str = "",
 ) -> Any:  # fmt: skip
-    """Return what ranks make of their parts of the arrays that aren't ``None``; none shares the labels ``whole``."""
-    given = [
-        (array, term, name) for array, term, name in zip(arrays, terms, names.split(), strict=True) if array is not None
-    ]
+    """Return what ranks make of their parts of the arrays that aren't ``None``.
+
+    Args:
+        function: takes parts, or the name of the function for plain tensors.
+        options: of that, or a function of the placing that returns them.
+        arrays, names, terms: each array, what it is called, and its labels.
+        outputs: labels of the results.
+        whole: labels that ranks don't share.
+    """
+    given = [each for each in zip(arrays, terms, names.split(), strict=True) if each[0] is not None]
     there, terms, called = zip(*given, strict=True)
     sizes: dict[str, int] = {}
     for array, term in zip(there, terms, strict=True):
         sizes.update({label: size for label, size in zip(term, array.shape, strict=True) if sizes.get(label, 1) == 1})
     placing = place(there, terms, outputs[0], sizes.keys() - {ANY, *whole}, called)
+    asked = options(placing) if callable(options) else options
 
     def of_rank(*parts: Any) -> Any:
         remaining = iter(parts)
-        return part(placing, *[None if array is None else next(remaining) for array in arrays])
+        every = tuple([None if array is None else next(remaining) for array in arrays])
+        return function(*every) if callable(function) else computed(OF_PARTS[function], every, *asked)
 
     return locally(of_rank, there, placing, [(output, [sizes[label] for label in output]) for output in outputs])
 
 
 def _loss(
-    part: Callable[..., Any], arrays: Sequence[Any], names: str, terms: Sequence[str], rows: str, ignore_index: int,
-    reduction: str,
+    name: str, options: Callable[[str], tuple[Any, ...]], arrays: Sequence[Any], names: str, terms: Sequence[str],
+    rows: str, ignore_index: int, reduction: str,
 ) -> Any:  # fmt: skip
     """Return the losses of rows, or their sum or mean, which each rank gets."""
-    target = arrays[names.split().index("target")]
-    whole = "".join(set(terms[0]) - set(rows))
+    at, whole = names.split().index("target"), "".join(set(terms[0]) - set(rows))
+    target = arrays[at]
     if reduction == "none":
-        return _shared(lambda placing, *parts: part("none", *parts), arrays, names, terms, (rows,), whole)
-
-    def of_rank(placing: Placing, *parts: Any) -> Any:
-        # The sum of a mean mustn't be more than float16 can hold.
-        wide = reduction == "mean" and parts[0].dtype == torch.float16
-        total = part("none", *parts).sum(dtype=torch.float32) if wide else part("sum", *parts)
-        if len(outputs) == 1:
-            return total
-        exact = torch.float64 if total.dtype == torch.float64 else torch.float32
-        own = parts[names.split().index("target")]
-        return total, RowLoss(parts[-1], ignore_index, 0.0, 0.0).divisor(own, exact)
-
+        return _shared(name, options("none"), arrays, names, terms, (rows,), whole)
     outputs = ("",) if reduction == "sum" or target.is_floating_point() else ("", "")
-    found = _shared(of_rank, arrays, names, terms, outputs, whole)
+
+    def of_rank(*parts: Any) -> Any:
+        if reduction == "mean" and parts[0].dtype == torch.float16:  # whose numbers may be less than the sum
+            total = computed(OF_PARTS[name], parts, *options("none")).sum(dtype=torch.float32)
+        else:
+            total = computed(OF_PARTS[name], parts, *options("sum"))
+        exact = torch.float64 if total.dtype == torch.float64 else torch.float32
+        loss = RowLoss(parts[-1], ignore_index, 0.0, 0.0)
+        return total if len(outputs) == 1 else (total, loss.divisor(parts[at], exact))
+
+    found = _shared(of_rank, (), arrays, names, terms, outputs, whole)
     total, *counts = [
         each.redistribute(placements=[Replicate()] * each.device_mesh.ndim)
         for each in (found if isinstance(found, tuple) else (found,))
     ]
     if reduction == "sum":
         return total
-    count = (
-        counts[0]
-        if counts
-        else prod([size for size, label in zip(target.shape, terms[1], strict=True) if label in rows])
-    )
+    sizes = dict(zip(terms[at], target.shape, strict=True))
+    count = counts[0] if counts else prod([sizes[label] for label in rows])
     return (total / count).to(result_dtype(arrays[0]))

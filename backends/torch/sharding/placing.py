@@ -116,8 +116,9 @@ def place(
         for way, wanted in ways:
             moved = [_bytes(array, at, ranks, target) for array, target in zip(arrays, wanted, strict=True)]
             pending = 0.0 if way is None or (way and way in output) else result * (ranks - 1) / ranks
-            costs.append((sum(moved) + pending if any(moved) else 0.0, moved))
-        best = min(range(len(ways)), key=lambda way: (any(costs[way][1]), costs[way][0]))
+            moves = not all(_is_there(each.placements[at], to) for each, to in zip(arrays, wanted, strict=True))
+            costs.append(((moves, moves * (sum(moved) + pending)), moved))
+        best = min(range(len(ways)), key=lambda way: costs[way][0])
         chosen.append(ways[best][0])
         targets.append(ways[best][1])
         sent = [old + new for old, new in zip(sent, costs[best][1], strict=True)]
@@ -136,14 +137,18 @@ def _is_sum(placement: Any) -> bool:
     return type(placement) is Partial and placement.reduce_op == "sum"
 
 
+def _is_there(placement: Any, target: Any) -> bool:
+    """Return whether nothing has to be sent for a placement: a share is a part of what each rank has."""
+    return bool(placement.is_replicate() or (type(placement) is type(target) and placement == target))
+
+
 def _bytes(array: Any, at: int, ranks: int, target: Any) -> float:
     """Return the bytes that a rank receives to bring an array to a placement along one dimension of the mesh."""
     placement = array.placements[at]
-    if placement.is_replicate() or (type(placement) is type(target) and placement == target):
+    if _is_there(placement, target):
         return 0.0
     others = [array.device_mesh.size(dim) for dim, each in enumerate(array.placements) if dim != at and each.is_shard()]
-    # Of an array without elements, too, nothing is sent if nothing is moved.
-    whole: float = max(array.numel() * array.element_size() / prod(others), 1.0) * (ranks - 1) / ranks
+    whole: float = array.numel() * array.element_size() / prod(others) * (ranks - 1) / ranks
     if placement.is_partial():
         return whole if target.is_shard() else 2 * whole
     return whole / ranks if target.is_shard() and type(placement) is Shard else whole
