@@ -255,7 +255,7 @@ def _keep_alike(question: Hashable, backend: Backend, arrays: Sequence[Any], run
 def with_sizes(operands: Sequence[Any], sizes: Mapping[str, int], out: Any, **options: Any) -> Any:
     """Evaluate an equation in which some axes are made up of several, or some of whose sizes are given."""
     call = read_call(operands)
-    if tracing.is_tracing() and tracing.is_sharded(call.arrays):
+    if tracing.is_tracing() and tracing.is_sharded(call.arrays[0]):
         return tracing.outside_of_graphs(fast_einsum, *operands, out=out, **options, **sizes)
     if not tracing.is_tracing():
         if is_handed_over(call.arrays):

@@ -180,7 +180,7 @@ def attend(request: Request, arrays: dict[str, Any], words: Hashable = None) -> 
     if is_tracing():
         if _is_nested(arrays):
             return of_nested_tensors().attend_nested(request, arrays)
-        if is_sharded(arrays.values()):
+        if is_sharded(arrays["q"]):
             return outside_of_graphs(attend, request, arrays)
         return attend_traced(request, arrays)
     q, given = arrays["q"], (*arrays.values(),)

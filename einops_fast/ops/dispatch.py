@@ -69,7 +69,7 @@ def computed(read: Callable[..., Run], arrays: tuple[Any, ...], *options: Any) -
                 return run(*arrays)
         elif first is not None and backend_for_type(type(first)) is None:
             arrays = (get_backend("numpy").convert(first, "the input"), *arrays[1:])
-    elif is_tracing() and is_sharded(arrays):
+    elif is_tracing() and is_sharded(arrays[0]):
         return outside_of_graphs(computed, read, arrays, *options)
     run = read(*arrays, *options)
     result = run(*arrays)

@@ -70,7 +70,7 @@ def einsum_traced(
     """The contraction of these tensors; with a ``dtype``, in that, whatever autocast says."""
     import torch
 
-    if is_sharded(arrays):
+    if is_sharded(arrays[0]):
         # Imported here because fast_einsum is made of this.
         from einops_fast.einsum import fast_einsum
 

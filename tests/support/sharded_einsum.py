@@ -4,18 +4,20 @@ import random
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from ranks import Traffic, placed, same, spelled
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.utils.checkpoint import checkpoint
 
 import einops_fast
 from einops_fast import OperandError, ShapeError, contract_expression, explain, fast_einsum, ops
 from einops_fast.planning.compositions import composition
+from einops_fast.runtime.plan_cache import clear_plans
 
 # Equation, shapes, placements of the operands, those of the result, and which collectives there are: on a CPU, torch
 # gathers an axis also where it shards another one instead.
@@ -228,6 +230,25 @@ def check_bytes(mesh: Any) -> None:
         assert ours.bytes <= theirs.bytes, (equation, given, ours.calls, theirs.calls)
 
 
+def check_under_way(mesh: Any) -> None:
+    """What is still being gathered is waited for, and is a plain tensor then."""
+    a, b = torch.randn(8, 4), torch.randn(4, 6)
+    kinds = []
+
+    def contract(equation: str, *parts: Any, **options: Any) -> Any:
+        kinds.extend(map(type, parts))
+        return torch.einsum(equation, *parts)
+
+    with mock.patch("einops_fast.einsum.fast_einsum", contract):
+        gathered = placed(b, mesh, "0").redistribute(placements=[Replicate()], async_op=True)
+        assert type(gathered.to_local()) is not torch.Tensor
+        clear_plans()
+        found = fast_einsum("ij,jk->ik", placed(a, mesh, "0"), gathered)
+    clear_plans()
+    assert set(kinds) == {torch.Tensor}
+    same(found, a @ b, 1e-5)
+
+
 def check_outside(four: Any) -> None:
     """A process that is none of a mesh's ranks gets empty parts, as from torch's functions."""
     two = DeviceMesh("cpu", [0, 1])
@@ -282,6 +303,7 @@ def cases(four: Any, square: Any) -> dict[str, Callable[[], None]]:
     found["errors of einsum"] = partial(check_errors, four, square)
     found["explain"] = partial(check_explanation, square)
     found["bytes of einsum"] = partial(check_bytes, four)
+    found["collectives under way"] = partial(check_under_way, four)
     found["a process outside of the mesh"] = partial(check_outside, four)
     found["gradients of gradients"] = partial(check_gradients, four)
     found["patched einsum"] = partial(check_patch, four)

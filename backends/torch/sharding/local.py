@@ -37,6 +37,7 @@ class _Local(torch.autograd.Function):
         if array.placements != targets:
             array = array.redistribute(placements=targets)
         local = array.to_local()
+        local = local.wait() if hasattr(local, "wait") else local  # of a collective that is still under way
         return local.view_as(local)
 
     @staticmethod

@@ -11,7 +11,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 from einops_fast.errors import OperandError
 
-__all__ = ["ANY", "Placing", "mesh_of", "place"]
+__all__ = ["ANY", "Placing", "place"]
 
 ANY = " "
 """Stands in a term for an axis that has no label: it is whole on each rank."""
@@ -43,22 +43,6 @@ class Placing:
         )
 
 
-def mesh_of(arrays: Sequence[Any], names: Sequence[str]) -> Any:
-    """Return the mesh of all arrays.
-
-    Raises:
-        OperandError: two of them are on different meshes.
-    """
-    mesh = arrays[0].device_mesh
-    for name, array in zip(names, arrays, strict=True):
-        if array.device_mesh != mesh:
-            raise OperandError(
-                f"{names[0]} and {name} are DTensors of two meshes, {mesh} and {array.device_mesh}; "
-                "distribute one of them over the other's mesh first"
-            )
-    return mesh
-
-
 def place(
     arrays: Sequence[Any], terms: Sequence[str], output: str, shared: Collection[str], names: Sequence[str],
     linear: bool = False, shapes: Sequence[Sequence[int]] | None = None,
@@ -77,8 +61,17 @@ def place(
         names: of the arrays, for errors.
         linear: whether sums that are pending in one operand may stay pending in the result.
         shapes: of the arrays as the labels count them, where that isn't how many elements there are.
+
+    Raises:
+        OperandError: two arrays are on different meshes.
     """
-    mesh = mesh_of(arrays, names)
+    mesh = arrays[0].device_mesh
+    for name, array in zip(names, arrays, strict=True):
+        if array.device_mesh != mesh:
+            raise OperandError(
+                f"{names[0]} and {name} are DTensors of two meshes, {mesh} and {array.device_mesh}; "
+                "distribute one of them over the other's mesh first"
+            )
     shapes = [array.shape for array in arrays] if shapes is None else shapes
     sizes: dict[str, int] = {}
     for term, shape in zip(terms, shapes, strict=True):
