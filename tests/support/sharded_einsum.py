@@ -259,6 +259,8 @@ def check_outside(four: Any) -> None:
     for each, shape in zip(found, ((4, 3), (4, 6), (2, 4, 3)), strict=True):
         assert each.shape == shape
         assert (each.to_local().numel() > 0) == inside
+    alone = DeviceMesh("cpu", [0])  # placements are kept where there is nobody to share with, too
+    assert spelled(fast_einsum("ij,jk->ik", placed(a, alone, "0"), placed(b, alone, "r"))) == "0"
 
 
 def check_gradients(mesh: Any) -> None:
