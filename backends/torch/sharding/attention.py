@@ -87,7 +87,7 @@ def _place(
         shared &= set((pattern.heads or "")[:1]) | {pattern.v_head_dim}
     names, given = [*arrays], [*arrays.values()]
     heads, kv_heads = pattern.heads or ("", "")
-    if kv_heads and 1 < sizes[kv_heads] != sizes[heads]:
+    if kv_heads and sizes[kv_heads] > 1:
         tied = [term.replace(kv_heads, heads) for term in terms]
         shapes = [
             [sizes[heads] if label == kv_heads else size for label, size in zip(term, array.shape, strict=True)]
@@ -95,7 +95,7 @@ def _place(
         ]
         placing = place(given, tied, pattern.result, shared, names, shapes=shapes)
         ranks = [placing.mesh.size(dim) for dim in placing.sharing(heads)]
-        if sizes[kv_heads] % prod(ranks) == 0:
+        if sizes[kv_heads] == sizes[heads] or sizes[kv_heads] % prod(ranks) == 0:
             return placing
     return place(given, terms, pattern.result, shared, names)
 
@@ -107,7 +107,7 @@ def _own_heads(
     first, count = share(placing.mesh, placing.sharing(heads[0]), sizes[heads[0]])
     for at, (part, term) in enumerate(zip(parts, terms, strict=True)):
         axis = term.find(heads[1])
-        if axis >= 0 and 1 < part.shape[axis] == sizes[heads[1]] != sizes[heads[0]]:
+        if axis >= 0 and 1 < part.shape[axis] == sizes[heads[1]]:
             own = torch.arange(first, first + count, device=part.device) // (sizes[heads[0]] // sizes[heads[1]])
             parts[at] = part.index_select(axis, own)
     return parts
