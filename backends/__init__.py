@@ -113,8 +113,8 @@ def backend_for_type(array_type: type) -> Backend | None:
             if module in sys.modules:
                 candidate = get_backend(name)
                 if candidate.owns(array_type):
-                    awake_types[array_type] = candidate
-                    return candidate
+                    awake_types[array_type] = found = candidate.of_type(array_type)
+                    return found
     return None
 
 

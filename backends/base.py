@@ -49,10 +49,16 @@ class Backend(ABC):
     module: str
     #: Loops that take ``(equation, *arrays)``, if few elements, in less time than a plan is looked up in.
     loops: Callable[..., Any] | None = None
+    #: Takes a call of attention as it was read, in place of a plan, and its arrays by name.
+    attend: Callable[[Any, dict[str, Any]], Any] | None = None
 
     @abstractmethod
     def owns(self, array_type: type) -> bool:
         """Whether arrays of exactly this type are this backend's (asked once per type)."""
+
+    def of_type(self, array_type: type) -> Backend:
+        """Return the backend of arrays of this type, which is one of this backend's own."""
+        return self
 
     @abstractmethod
     def signature(self, operands: Sequence[Any]) -> Hashable:
@@ -168,6 +174,21 @@ class Backend(ABC):
     def gives_c_order(self, equation: str, operands: Sequence[Any]) -> bool:
         """Whether users of the framework's own einsum may rely on it that this result lies in C order."""
         return False
+
+    def own_way(self, subscripts: Subscripts, arrays: Sequence[Any], **options: Any) -> Run | None:
+        """Return what computes a call that isn't planned as a whole, for arrays like these; ``None``: plan it.
+
+        The options are those of :func:`einops_fast.fast_einsum`.
+        """
+        return None
+
+    def planned_parts(self, subscripts: Subscripts, arrays: Sequence[Any]) -> tuple[Backend, Sequence[Any], list[str]]:
+        """Return what a call is planned for: the backend, arrays like those, and how they are parts of these."""
+        return self, arrays, []
+
+    def reshape(self, array: Any, shape: tuple[int, ...]) -> Any:
+        """Return the array with another shape; a view where there is one."""
+        return array.reshape(shape)
 
     def memory_order(self, equation: str, operands: Sequence[Any], optimize: bool) -> Sequence[int]:
         """Return the axes of the framework's own result, slowest first, or none where users don't rely on their order.

@@ -24,6 +24,7 @@ __all__ = [
     "own_arrays",
     "read_call",
     "read_options",
+    "reshaped",
 ]
 
 _ORDERS = ("C", "F", "A", "K")
@@ -182,6 +183,14 @@ def own_arrays(arrays: Sequence[Any], out: Any = None) -> tuple[Backend, list[An
         array if each is not None else backend.convert(array, f"operand {at}")
         for at, (array, each) in enumerate(zip(arrays, found, strict=True))
     ]
+
+
+def reshaped(array: Any, shape: tuple[int, ...]) -> Any:
+    """An array of any backend with another shape."""
+    if shape == tuple(array.shape):
+        return array
+    backend = None if is_tracing() else backend_for_type(type(array))
+    return array.reshape(shape) if backend is None else backend.reshape(array, shape)
 
 
 def hashable(value: Any) -> Hashable:

@@ -17,6 +17,7 @@ from einops_fast.arguments import (
     own_arrays,
     read_call,
     read_options,
+    reshaped,
 )
 from einops_fast.backends import Backend, awake_types, backend_for_type, get_backend
 from einops_fast.errors import EinsumError, ShapeError, point_at
@@ -255,6 +256,8 @@ def _keep_alike(question: Hashable, backend: Backend, arrays: Sequence[Any], run
 def with_sizes(operands: Sequence[Any], sizes: Mapping[str, int], out: Any, **options: Any) -> Any:
     """Evaluate an equation in which some axes are made up of several, or some of whose sizes are given."""
     call = read_call(operands)
+    if tracing.is_tracing() and tracing.is_sharded(call.arrays[0]):
+        return tracing.outside_of_graphs(fast_einsum, *operands, out=out, **options, **sizes)
     if not tracing.is_tracing():
         if is_handed_over(call.arrays):
             return hand_over(fast_einsum, call.arrays, operands, out=out, **options, **sizes)
@@ -276,8 +279,8 @@ def _evaluated(operands: Sequence[Any], call: Call, sizes: Mapping[str, int], ou
     shape, any_size = found.regrouped(result.shape), _of_any_size(arrays)
     if any_size is not None:
         result = any_size.merge(result, found.groups(len(result.shape)))
-    elif shape != tuple(result.shape):
-        result = result.reshape(shape)
+    else:
+        result = reshaped(result, shape)
     if out is None and order == "K":
         return result
     backend = get_backend("torch") if tracing.is_tracing() else own_arrays(arrays, out)[0]
@@ -306,10 +309,7 @@ def _with_an_axis_each(call: Call, sizes: Mapping[str, int]) -> tuple[Compositio
     wanted = found.shapes(shapes, sizes)
     if any_size is not None:
         return found, [any_size.split(*each) for each in zip(arrays, found.fixed(shapes, sizes), strict=True)]
-    return found, [
-        array if shape == own else array.reshape(shape)
-        for array, own, shape in zip(arrays, shapes, wanted, strict=True)
-    ]
+    return found, [reshaped(*each) for each in zip(arrays, wanted, strict=True)]
 
 
 def _of_any_size(arrays: Sequence[Any]) -> Backend | None:
@@ -352,13 +352,14 @@ def _compile(
 ) -> Callable[..., Any]:
     """The plan as a callable that gives its result in the order asked for."""
     subscripts = call.subscripts(tuple([len(array.shape) for array in arrays]))
+    own = backend.own_way(subscripts, arrays, dtype=dtype, casting=casting, optimize=optimize, order=order)
+    if own is not None:
+        return own
     plan = plan_call(subscripts, backend, arrays, dtype, casting, optimize, order)
     run = compile_plan(plan, backend)
-    if order == "K":
-        return run
     if order == "A":
         order = "F" if all(operand.fortran for operand in plan.operands) else "C"
-    return lambda *operands: backend.finish(run(*operands), None, order, casting)
+    return run if order == "K" else lambda *operands: backend.finish(run(*operands), None, order, casting)
 
 
 def plan_arguments(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from einops_fast.annotations import Autotune, Casting, Precision
-from einops_fast.backends import get_backend
-from einops_fast.einsum import plan_arguments, settings
+from einops_fast.backends import Backend, get_backend
+from einops_fast.einsum import plan_arguments, plan_call, settings
 from einops_fast.errors import EinsumError, OperandError, ShapeError
+from einops_fast.planning.notation import Subscripts
 
 if TYPE_CHECKING:
     from einops_fast.explanation import Explanation
@@ -117,5 +119,12 @@ def _explained(
     from einops_fast.limited import slicing_of
     from einops_fast.planning.slicing import read_bytes
 
-    plan = None if memory_limit is None else partial(slicing_of, limit=read_bytes(memory_limit))
-    return explanation_of(plan_arguments(operands, dtype, casting, optimize, sizes, plan))
+    make = plan_call if memory_limit is None else partial(slicing_of, limit=read_bytes(memory_limit))
+    shared: list[str] = []
+
+    def plan(subscripts: Subscripts, backend: Backend, arrays: Sequence[Any], *options: Any) -> Any:
+        backend, arrays, shared[:] = backend.planned_parts(subscripts, arrays)
+        return make(subscripts, backend, arrays, *options)
+
+    found = explanation_of(plan_arguments(operands, dtype, casting, optimize, sizes, plan))
+    return replace(found, sharing=tuple(shared)) if shared else found

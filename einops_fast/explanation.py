@@ -49,6 +49,7 @@ class Explanation:
     plan: Plan
     steps: tuple[StepReport, ...]
     slicing: Slicing | None = None  # of a call with a memory limit; the plan is that of one piece
+    sharing: tuple[str, ...] = ()  # how the ranks of a mesh share a call; the plan is that of one rank's part
 
     @property
     def path(self) -> tuple[tuple[int, ...], ...]:
@@ -102,6 +103,7 @@ class Explanation:
             "largest_intermediate_bytes": self.largest_intermediate,
             "predicted_seconds": self.seconds,
             **({} if self.slicing is None else {"memory": self._memory(self.slicing)}),
+            **({"sharing": list(self.sharing)} if self.sharing else {}),
             "steps": [
                 {
                     "slot": step.slot,
@@ -138,6 +140,7 @@ class Explanation:
             f"on {plan.target.backend} ({plan.target.device}) in {plan.numerics.compute}"
             + (f", result in {plan.numerics.result}" if plan.numerics.result != plan.numerics.compute else ""),
             f"with {sizes}" if sizes else "without axes",
+            *self.sharing,
         ]
         if len(plan.operands) > 2:
             lines.append(f"path {' '.join(str(pair) for pair in plan.path)}")

@@ -254,6 +254,10 @@ class ContractExpression:
 
     def _compile(self, backend: Backend, operands: Sequence[Any]) -> Callable[..., Any]:
         order, casting = self._order, self._casting
+        options = {"dtype": self._dtype, "casting": casting, "optimize": self._optimize, "order": order}
+        own = backend.own_way(self._subscripts, operands, **options)
+        if own is not None:
+            return own
         plan = plan_call(self._subscripts, backend, operands, self._dtype, casting, self._optimize, order)
         run = compile_plan(plan, backend)
         if self.constants and self._dtype is None:

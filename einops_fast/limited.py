@@ -109,6 +109,11 @@ def _einsum_within(memory_limit: Any, operands: Sequence[Any], sizes: Mapping[st
             dtype = backend.dtype_with(arrays, out)
         order = read_options(options["order"], casting)
         subscripts = call.subscripts(tuple([len(array.shape) for array in arrays]))
+        own = backend.own_way(
+            subscripts, arrays, dtype=dtype, casting=casting, optimize=optimize, order=order, memory_limit=limit
+        )
+        if own is not None:
+            return own(*arrays) if out is None else backend.finish(own(*arrays), out, order, casting)
         key = (hashable(call.spelled), dtype, casting, hashable(optimize), limit), backend.signature(arrays)
         slicing = _slicings.get(key)
         if slicing is None:

@@ -37,6 +37,7 @@ ROOMS = {
     "einops_fast.backends.torch.attention": "backends.torch.attention",
     "einops_fast.backends.torch.einsum": "backends.torch.einsum",
     "einops_fast.backends.torch.ops": "backends.torch.ops",
+    "einops_fast.backends.torch.sharding": "backends.torch.sharding",
     "einops_fast.backends.triton": "backends.triton",
     "einops_fast.backends.triton.device": "backends.triton.device",
     "einops_fast.backends.triton.launching": "backends.triton.launching",
@@ -73,6 +74,7 @@ IMPORTED = {
         "face words planning runtime observing backends backends.torch backends.triton.contraction"
     ),
     "backends.torch.ops": "face words planning runtime attention backends backends.torch",
+    "backends.torch.sharding": "face words planning runtime attention ops backends backends.torch backends.torch.ops",
     "backends.triton.device": "backends.triton.launching",
     "backends.triton.launching": "planning runtime backends backends.triton.device",
     "backends.triton.contraction": (
@@ -92,10 +94,10 @@ IN_FUNCTIONS = {
     "patching": "attention compiler",
     "compiler": "backends.torch.ops",
     "attention": "backends.mxnet backends.torch backends.torch.attention",
-    "ops": "backends.torch.ops",
+    "ops": "backends.torch.ops backends.torch.sharding",
     "profiles": "planning backends.mxnet",
     "backends.cupy": "backends.triton.contraction",
-    "backends.torch": "face backends.triton.contraction backends.triton.launching",
+    "backends.torch": "face backends.torch.sharding backends.triton.contraction backends.triton.launching",
     "backends.torch.ops": "backends.triton.device backends.triton.contraction backends.triton.rows",
 }
 """What they import later, inside functions, and nowhere else."""

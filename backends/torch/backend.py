@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Hashable, Sequence
 from functools import cache, partial
 from math import prod
@@ -12,7 +13,7 @@ from torch.autograd import forward_ad
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from einops_fast.attention import torch_state
-from einops_fast.backends.base import Likeness, Run, one_device
+from einops_fast.backends.base import Backend, Likeness, Run, one_device
 from einops_fast.backends.host import free_memory
 from einops_fast.backends.torch.autocast import (
     any_autocast,
@@ -93,6 +94,12 @@ class TorchBackend(TorchSteps):
 
     def owns(self, array_type: type) -> bool:
         return issubclass(array_type, torch.Tensor)
+
+    def of_type(self, array_type: type) -> Backend:
+        tensors = sys.modules.get("torch.distributed.tensor")
+        if tensors is None or not issubclass(array_type, tensors.DTensor):
+            return self
+        return sharded_backend()
 
     def signature(self, operands: Sequence[Any]) -> Hashable:
         key: Hashable
@@ -326,6 +333,14 @@ class TorchBackend(TorchSteps):
 
         precision, mode = self.float32_precision(), current_mode()
         return chosen_run(Choice(step, self.library(step), TorchMemory(), precision, mode, other_libraries))
+
+
+@cache
+def sharded_backend() -> Backend:
+    """Return the backend of DTensors; it is imported where there are any."""
+    from einops_fast.backends.torch.sharding.backend import ShardedBackend
+
+    return ShardedBackend()
 
 
 def _begins_with_einsum(operands: Sequence[Any]) -> bool:

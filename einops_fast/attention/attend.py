@@ -26,7 +26,7 @@ from einops_fast.runtime import tracing
 from einops_fast.runtime.autocast import autocasts
 from einops_fast.runtime.new_shapes import AtOnce, by_question, came_with
 from einops_fast.runtime.plan_cache import emptied_with_plans, has_room, keep, recall, remember_alike
-from einops_fast.runtime.tracing import is_tracing
+from einops_fast.runtime.tracing import is_sharded, is_tracing, outside_of_graphs
 from einops_fast.runtime.tuning import current_mode, unchecked_mode
 from einops_fast.vocabulary import no_argument
 
@@ -185,9 +185,13 @@ def attend(request: Request, arrays: dict[str, Any], words: Hashable = None) -> 
     if is_tracing():
         if _is_nested(arrays):
             return of_nested_tensors().attend_nested(request, arrays)
+        if is_sharded(arrays["q"]):
+            return outside_of_graphs(attend, request, arrays)
         return attend_traced(request, arrays)
     q, given = arrays["q"], (*arrays.values(),)
     backend = awake_types.get(type(q)) or backend_for_type(type(q))
+    if backend is not None and backend.attend is not None:
+        return backend.attend(request, arrays)
     circumstances = allowed_names(), current_mode(), registry.generation
     question: Hashable = None
     if backend is not None and backend.name == "torch":

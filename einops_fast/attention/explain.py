@@ -8,6 +8,7 @@ from einops_fast.attention.arguments import read_call
 from einops_fast.attention.attend import attention, own_call, plan_of
 from einops_fast.attention.options import Options
 from einops_fast.attention.packed import of_nested_tensors
+from einops_fast.errors import OperandError
 from einops_fast.vocabulary import check_names
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ def explain_attention(*operands: Any, **options: Any) -> AttentionExplanation:
     if getattr(arrays["q"], "is_nested", False) is True:
         _, request, arrays = of_nested_tensors().packed_call(request, arrays)
     backend, arrays = own_call(arrays)
+    if backend.attend is not None:
+        raise OperandError(f"explain_attention explains what one device does: give parts, not a {backend.name} of all")
     plan = plan_of(request, arrays, backend.name)
     # Few programs explain anything: none should wait for this when it imports the package.
     from einops_fast.attention.explanation import explanation_of_attention

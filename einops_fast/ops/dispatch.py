@@ -19,7 +19,7 @@ from einops_fast.observing.calls import tell
 from einops_fast.planning.layout import VECTOR
 from einops_fast.runtime import tracing
 from einops_fast.runtime.plan_cache import emptied_with_plans, keep, recall, remember_alike
-from einops_fast.runtime.tracing import is_tracing
+from einops_fast.runtime.tracing import is_sharded, is_tracing, outside_of_graphs
 
 __all__ = ["computed", "function_for"]
 
@@ -29,6 +29,9 @@ _functions: dict[str, dict[str, Callable[..., Any]]] = {}
 
 _REAL = ("bool", "int", "uint", "float", "bfloat")
 """How the names of dtypes begin whose elements are numbers on one line."""
+
+_BY_TORCH = ("torch", "DTensor")
+"""Names of the backends of tensors of torch."""
 
 _OF_ANY_KIND = ("target", "mask", "attn_mask")
 """Arguments of which operators say themselves whether they may be integers or booleans."""
@@ -66,6 +69,8 @@ def computed(read: Callable[..., Run], arrays: tuple[Any, ...], *options: Any) -
                 return run(*arrays)
         elif first is not None and backend_for_type(type(first)) is None:
             arrays = (get_backend("numpy").convert(first, "the input"), *arrays[1:])
+    elif is_tracing() and is_sharded(arrays[0]):
+        return outside_of_graphs(computed, read, arrays, *options)
     run = read(*arrays, *options)
     result = run(*arrays)
     if question is not None:
@@ -110,7 +115,7 @@ def function_for(
     found = _of(framework).get(name)
     if found is None:
         raise OperandError(f"{operator} is there for tensors of torch only, not for arrays of {framework}")
-    by_torch = framework == "torch"
+    by_torch = framework in _BY_TORCH
     if backend is not None and by_torch and (array.is_nested or array.layout is not _dense()):
         _check_layout(operator, array)
     _check_dtype(operator, "input", array.dtype, by_torch)
@@ -152,7 +157,7 @@ def _check_others(
 
     Without a backend, torch.compile traces this.
     """
-    by_torch = backend is None or backend.name == "torch"
+    by_torch = backend is None or backend.name in _BY_TORCH
     for argument, other in others.items():
         if other is None:
             if argument in needs:
@@ -196,6 +201,8 @@ def _wake(framework: str) -> bool:
     if framework not in _functions:
         if framework == "torch":
             _functions[framework] = import_module("einops_fast.backends.torch.ops.fused").FUNCTIONS
+        elif framework == "DTensor":
+            _functions[framework] = import_module("einops_fast.backends.torch.sharding.ops").FUNCTIONS
         else:
             module = {"mxnet": "mxnet.numpy", "cupy": "cupy"}.get(framework, "numpy")
             _functions[framework] = import_module("einops_fast.ops.ndarrays").functions(import_module(module))

@@ -18,9 +18,9 @@ from string import ascii_lowercase, ascii_uppercase
 from typing import Any
 
 from einops_fast.arguments import CASTINGS, hashable, label_list
-from einops_fast.backends import Backend, get_backend
+from einops_fast.backends import Backend, backend_for_type, get_backend
 from einops_fast.backends.base import Likeness
-from einops_fast.einsum import plan_call
+from einops_fast.einsum import fast_einsum, plan_call
 from einops_fast.errors import EinsumError
 from einops_fast.observing.observers import active, observed
 from einops_fast.patching.function_body import FunctionBody
@@ -133,6 +133,9 @@ def _call(name: str, native: Callable[..., Any], operands: Sequence[Any], option
         raise _ForOthers
     if is_tracing():
         raise _ForNative("torch.compile traces it")
+    own = backend_for_type(type(arrays[0]))
+    if own is not None and own is not backend and not options and backend.owns(type(arrays[0])):
+        return fast_einsum(equation, *arrays)
 
     out, order = options.get("out"), options.get("order", "K")
     dtype, casting = options.get("dtype"), options.get("casting", "safe")

@@ -17,6 +17,7 @@ from einops_fast.planning.notation import bind_sizes
 from einops_fast.planning.path import check_optimize
 from einops_fast.runtime.autocast import autocasts
 from einops_fast.runtime.precision import check_precision, traced_precision
+from einops_fast.runtime.tracing import is_sharded, outside_of_graphs
 from einops_fast.runtime.tuning import traced_mode
 
 __all__ = ["call_traced", "einsum_traced"]
@@ -69,6 +70,12 @@ def einsum_traced(
     """The contraction of these tensors; with a ``dtype``, in that, whatever autocast says."""
     import torch
 
+    if is_sharded(arrays[0]):
+        # Imported here because fast_einsum is made of this.
+        from einops_fast.einsum import fast_einsum
+
+        options = {"dtype": dtype, "optimize": optimize, "autotune": autotune, "precision": precision}
+        return outside_of_graphs(fast_einsum, letters, *arrays, **options)
     kind = arrays[0].device.type
     if dtype is not None:
         arrays = [array.to(dtype) for array in arrays]

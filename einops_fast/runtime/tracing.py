@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["ask_torch", "is_compiling", "is_followed", "is_tracing", "known"]
+__all__ = ["ask_torch", "is_compiling", "is_followed", "is_sharded", "is_tracing", "known", "outside_of_graphs"]
 
 
 def _asked_of_torch() -> bool:
@@ -39,6 +39,21 @@ def is_tracing() -> bool:
 #: The same of what torch.compile follows line by line, at less expense: it leaves out torch.export's other way, where
 #: tensors aren't what they are in other calls. Look it up in this module each time.
 is_followed: Callable[[], bool] = is_tracing
+
+
+def is_sharded(array: Any) -> bool:
+    """Return whether an array of a call that torch.compile traces is a DTensor."""
+    # By the name of the type, which the compiler compares anyhow: an attribute would be one more guard.
+    return type(array).__name__ == "DTensor"
+
+
+def outside_of_graphs(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Return what a function does outside of the graphs of torch.compile, which ends one here and begins another."""
+    disable = sys.modules["torch"].compiler.disable
+    return disable(function, reason="calls on DTensors run eagerly")(*arguments, **options)
+
+
+outside_of_graphs._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 
 def known(condition: Any) -> bool:

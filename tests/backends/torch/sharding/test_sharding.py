@@ -1,0 +1,32 @@
+"""Calls on DTensors: on four processes, whose cases are in `support/sharded_*.py`."""
+
+import time
+from pathlib import Path
+
+import torch.distributed
+from python_process import SUPPORT, run_python
+
+import einops_fast.backends
+
+assert torch.distributed.is_available()
+
+
+def test_calls_on_dtensors_are_those_on_one_device(tmp_path: Path) -> None:
+    done = run_python(SUPPORT / "sharded_calls.py", tmp_path / "store", path=[SUPPORT])
+    assert done.stdout.count("is right") > 190
+
+
+def test_models_train_as_on_one_device_and_compiled_calls_are_right(tmp_path: Path) -> None:
+    done = run_python(SUPPORT / "sharded_training.py", tmp_path / "store", path=[SUPPORT])
+    assert done.stdout.count("is right") >= 3
+
+
+def test_a_rank_that_dies_is_an_error_in_the_others(tmp_path: Path) -> None:
+    begin = time.monotonic()
+    done = run_python(SUPPORT / "sharded_faults.py", tmp_path / "store", path=[SUPPORT])
+    assert "raised RuntimeError" in done.stdout or "raised DistBackendError" in done.stdout
+    assert time.monotonic() - begin < 300  # no rank waits for ever
+
+
+def test_plain_tensors_are_those_of_the_usual_backend() -> None:
+    assert einops_fast.backends.backend_for_type(torch.Tensor) is einops_fast.backends.get_backend("torch")
