@@ -107,5 +107,6 @@ class Traffic(torch.utils._python_dispatch.TorchDispatchMode):
         name = str(function).split(".")[1]
         if "c10d" in function.namespace and not name.startswith(("wait", "_wrap")):
             self.calls[name] = self.calls.get(name, 0) + 1
-            self.bytes += result.numel() * result.element_size()
+            got = result if isinstance(result, torch.Tensor) else args[0]  # those in place return what waits
+            self.bytes += got.numel() * got.element_size()
         return result

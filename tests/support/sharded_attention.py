@@ -57,6 +57,12 @@ ON_FOUR: list[Case] = [
     (GROUPS, MANY, {"bias": ("h 1 j", "r")}, {"causal": True}, "2, r, r", "2", 0),
     (PLAIN, SHAPES, {}, {"causal": True}, "2, 2, 2", "2", 2),
     (PLAIN, SHAPES, {"alibi_slopes": ("h", "r")}, {"causal": True}, "2, r, r", "r", 1),
+    # Of causal attention, early queries are exchanged for late ones.
+    (PLAIN, "2 3 16 8, 2 3 16 8, 2 3 16 5", {}, {"causal": True}, "2, r, r", "2", 0),
+    (PLAIN, "2 3 8 8, 2 3 11 8, 2 3 11 5", {}, {"causal": True, "return_lse": True}, "2, r, r", "2", 0),
+    (GROUPS, "2 6 24 8, 2 2 30 8, 2 2 30 5", {"sinks": ("h", "r")}, {"causal": "bottom_right"}, "2, r, r", "2", 0),
+    (LAST, "2 16 4 8, 2 9 4 8, 2 9 4 5", {}, {"causal": "bottom_right", "return_lse": True}, "1, r, r", "1", 0),
+    (PLAIN, "2 3 16 8, 2 3 16 8, 2 3 16 5", {}, {"causal": True}, "2, 2, 2", "2", 2),
     # Otherwise what isn't whole is gathered.
     (PLAIN, SHAPES, {}, {}, "r, 2, 2", "r", 2),
     (PLAIN, SHAPES, {}, {}, "3, 3, r", "r", 2),
@@ -105,7 +111,11 @@ def check(mesh: Any, case: Case) -> None:
     wanted, found = attention(pattern, *values, **whole), None
     with Traffic() as traffic:
         found = attention(pattern, *arrays, **parts)
-    assert result is None or traffic.calls == ({GATHER: gathered} if gathered else {}), traffic.calls
+    exchanged = traffic.calls.pop("alltoall_base_", 0)
+    if result is not None:
+        whole_runs = sizes["i"] % (2 * mesh.size(0)) == 0 and result == str(pattern.split("->")[1].split().index("i"))
+        assert bool(exchanged) == (whole_runs and bool(options.get("causal")) and not options.get("window")), exchanged
+        assert traffic.calls == ({GATHER: gathered} if gathered else {}), traffic.calls
     pairs = list(zip(found, wanted, strict=True)) if isinstance(wanted, tuple) else [(found, wanted)]
     total = reference = torch.zeros((), dtype=torch.float64)
     for ours, theirs in pairs:

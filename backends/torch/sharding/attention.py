@@ -11,6 +11,7 @@ import torch
 from einops_fast.attention.attend import attend, own_call
 from einops_fast.attention.options import Request
 from einops_fast.attention.pattern import Pattern, checked_sequence, letters_of, read_pattern, spelled
+from einops_fast.backends.torch.sharding.balance import balanced
 from einops_fast.backends.torch.sharding.local import locally, share
 from einops_fast.backends.torch.sharding.placing import ANY, Placing, place
 from einops_fast.errors import OperandError
@@ -44,11 +45,23 @@ def attend_sharded(request: Request, arrays: dict[str, Any]) -> Any:
         own = list(parts)
         if pattern.heads and parts[0].shape[pattern.q.index(pattern.heads[0])] != sizes[pattern.heads[0]]:
             own = _own_heads(placing, pattern.heads, own, terms, sizes)
-        asked, named = request, dict(zip(arrays, own, strict=True))
-        if pattern.queries and (dims := placing.sharing(pattern.queries)):
-            first, count = share(placing.mesh, dims, sizes[pattern.queries])
-            asked = _from_query(first, count, request, pattern, named, dict(zip(arrays, terms, strict=True)), sizes)
-        return attend(asked, named)
+        named, dims = dict(zip(arrays, own, strict=True)), placing.sharing(pattern.queries or "")
+        if not dims:
+            return attend(request, named)
+
+        def of_run(first: int, count: int, run: dict[str, Any]) -> Any:
+            asked = _from_query(first, count, request, pattern, run, dict(zip(arrays, terms, strict=True)), sizes)
+            return attend(asked, run)
+
+        if _is_uneven(request, pattern, terms, placing, sizes):
+            axis, axes = pattern.q.index(pattern.queries), tuple([each.index(pattern.queries) for each in labels])
+
+            def of_part(query: Any, first: int) -> tuple[Any, ...]:
+                made = of_run(first, query.shape[axis], {**named, "q": query})
+                return made if isinstance(made, tuple) else (made,)
+
+            return balanced(of_part, named["q"], axis, axes, placing.mesh, dims[0])
+        return of_run(*share(placing.mesh, dims, sizes[pattern.queries]), named)
 
     labels = [pattern.result, pattern.result.replace(pattern.v_head_dim, "")][: 1 + request.options.return_lse]
     results = [(each, [sizes[label] for label in each]) for each in labels]
@@ -98,6 +111,21 @@ def _place(
         if sizes[kv_heads] == sizes[heads] or sizes[kv_heads] % prod(ranks) == 0:
             return placing
     return place(given, terms, pattern.result, shared, names)
+
+
+def _is_uneven(
+    request: Request, pattern: Pattern, terms: Sequence[str], placing: Placing, sizes: dict[str, int]
+) -> bool:
+    """Whether ranks see more keys the later their queries are, and can exchange half of these.
+
+    They can where no other array has queries.
+    """
+    options, dims = request.options, placing.sharing(pattern.queries or "")
+    if not options.causal or options.window is not None or len(dims) != 1:
+        return False
+    alone = sum(pattern.queries in term for term in terms) == 1
+    ranks = placing.mesh.size(dims[0])
+    return alone and ranks > 1 and sizes[pattern.queries] % (2 * ranks) == 0
 
 
 def _own_heads(
