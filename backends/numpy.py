@@ -235,6 +235,8 @@ class NumpyBackend(NdarrayBackend):
 
     def native_step(self, step: Native) -> Run:
         equation, loops, by_ufuncs = step.equation, self.loops, self._by_ufuncs
+        if step.plain:
+            return partial(loops, equation)
 
         def run(*operands: Any) -> Any:
             for operand in operands:

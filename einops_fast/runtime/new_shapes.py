@@ -147,11 +147,11 @@ def native_first(
     if observed():  # an observer sees plans
         return None
     shapes = came_with(question)
+    if not subscripts.equation.isascii():
+        return None
     if backend.loops is not None and (as_given or not isinstance(question[0], str)):
         kind = type(operands[0])
         know_loops(str(question[0]) if as_given else kind, kind, backend.loops)
-    if not subscripts.equation.isascii():
-        return None
     if is_reproducible():
         # As later calls, which look at sizes alone, and not at what came before.
         spelled = [question[0], *operands] if as_given else [each for array in operands for each in (array, ())]
