@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, overload
 
 from einops_fast.annotations import ArrayT, Autotune, Casting, Nested, Order, Precision
@@ -26,9 +26,9 @@ from einops_fast.planning.compositions import Composition, composition
 from einops_fast.planning.notation import Subscripts, bind_sizes
 from einops_fast.planning.plan import Plan, compile_plan, make_plan
 from einops_fast.runtime import tracing, tuning
-from einops_fast.runtime.new_shapes import USUAL, by_question, came_with, native_first
+from einops_fast.runtime.new_shapes import CASTING, OPTIMIZE, ORDER, USUAL, by_question, came_with, native_first
 from einops_fast.runtime.plan_cache import compiled, has_room, recall, remember, remember_alike
-from einops_fast.runtime.precision import allow_precision, allowed
+from einops_fast.runtime.precision import allow_precision, is_allowed
 from einops_fast.runtime.traced import call_traced
 from einops_fast.runtime.tuning import is_reproducible
 
@@ -129,7 +129,7 @@ def fast_einsum(
     in_text = type(equation) is str
     if out is None and dtype is None:
         spelled = equation if in_text else type(equation)
-        if spelled in known_loops and order == "K" and casting == "safe" and optimize == "auto":
+        if spelled in known_loops and order is ORDER and casting is CASTING and optimize is OPTIMIZE:
             kind, loops, most = known_loops[spelled]
             if in_text and 2 <= len(operands) <= 3:
                 # Written out: each call that is made here takes 3% of a small einsum.
@@ -177,7 +177,7 @@ def fast_einsum(
 
 def settings_hold(autotune: Any, precision: Any) -> bool:
     """Return whether what is given is set already, so that no block of :func:`settings` is needed."""
-    return (autotune is None or tuning.holds(autotune)) and (precision is None or precision == allowed())
+    return (autotune is None or tuning.holds(autotune)) and (precision is None or is_allowed(precision))
 
 
 @contextmanager
@@ -215,7 +215,7 @@ def _call(operands: Sequence[Any], out: Any, dtype: Any, order: str, casting: st
     question: tuple[Hashable, ...] = hashable(call.spelled), order, casting, hashable(optimize)
     if dtype is not None:
         question = (*question, dtype)
-    usual = out is None and question[1:] == USUAL
+    usual = out is None and isinstance(optimize, str) and question[1:] == USUAL
     try:
         # To tell what a plan depends on takes as long as all else of a first call.
         known = not usual or question in by_question
@@ -321,8 +321,9 @@ def _check_sizes(sizes: Mapping[str, int], names: Collection[str], equation: str
     for name, size in sizes.items():
         if name not in names:
             raise TypeError(f"fast_einsum() got an unexpected keyword argument {name!r}: {equation!r} has no such axis")
-        if not isinstance(size, str) and hasattr(size, "__index__") and size >= 0:
-            continue
+        with suppress(TypeError, ValueError, RuntimeError):  # of an array of several elements, or of texts
+            if not isinstance(size, str) and hasattr(size, "__index__") and size >= 0:
+                continue
         raise ShapeError(point_at(f"the size of axis {name!r} is no number that it can have: {size!r}", equation))
 
 
@@ -365,7 +366,7 @@ def plan_arguments(
     plan: Callable[..., Any] | None = None,
 ) -> Any:  # fmt: skip
     """The plan for the arguments of a :func:`fast_einsum` call, by :func:`plan_call` or another such function."""
-    call = read_call(operands)
+    call, _ = read_call(operands), read_options("K", casting)
     if sizes or composition(call.spelled) is not None:
         found, expanded = _with_an_axis_each(call, sizes or {})
         call = call if found is None else Call(expanded, found.letters)

@@ -256,7 +256,8 @@ def _named(name: str, optimize: Any) -> Any:
 def _with_limit(optimize: Any) -> tuple[Any, Any]:
     """The optimizer, and the caller's memory limit: elements, or ``'max_input'``."""
     chosen, limit = optimize, None
-    if isinstance(optimize, Hashable) and optimize in (True, False):  # NumPy's, and 1: they find each other's plans
+    number = isinstance(optimize, Hashable) and getattr(optimize, "shape", ()) == ()
+    if number and optimize in (True, False):  # NumPy's, and 1: they find each other's plans
         chosen = bool(optimize)
     elif isinstance(optimize, (list, tuple)):
         if len(optimize) != 2:

@@ -20,13 +20,25 @@ from einops_fast.planning.notation import Subscripts, bind_sizes
 from einops_fast.runtime.plan_cache import LIMIT, emptied_with_plans, keep
 from einops_fast.runtime.tuning import is_reproducible
 
-__all__ = ["AT_SECOND_CALL", "USUAL", "AtOnce", "Like", "NewShapes", "by_question", "came_with", "native_first"]
+__all__ = [
+    "AT_SECOND_CALL",
+    "CASTING",
+    "OPTIMIZE",
+    "ORDER",
+    "USUAL",
+    "AtOnce",
+    "Like",
+    "NewShapes",
+    "by_question",
+    "came_with",
+    "native_first",
+]
 
 AT_SECOND_CALL = True
 """Whether the plan of small operands is made at the second call with their shapes. Tests of plans set it to False."""
 
-USUAL = "K", "safe", "auto"
-"""Order, casting and optimizer of a call that may go to the framework first."""
+ORDER, CASTING, OPTIMIZE = USUAL = "K", "safe", "auto"
+"""Order, casting and optimizer of a call that may go to the framework first: interned, as all names in code are."""
 
 _PLANNED = 64
 """The calls after which shapes are planned on a GPU; on a CPU one is enough."""
