@@ -138,6 +138,10 @@ class Backend(ABC):
         """
         return None
 
+    def product(self, subscripts: Subscripts) -> Callable[..., Any] | None:
+        """What contracts two operands of any sizes, and returns ``None`` where a plan is better; or ``None``."""
+        return None
+
     def is_recording(self, arrays: Sequence[Any]) -> bool:
         """Return whether a call of these is recorded for arrays of other sizes, too: then nothing is planned."""
         return False

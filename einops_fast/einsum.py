@@ -117,10 +117,10 @@ def fast_einsum(
 
         options = {"dtype": dtype, "order": order, "casting": casting, "optimize": optimize}
         return einsum_within(memory_limit, operands, sizes, out, options, autotune, precision)
-    if sizes or (tracing.is_compiling() and operands and composition(operands[0]) is not None):
-        options = {"order": order, "casting": casting, "optimize": optimize}
-        return with_sizes(operands, sizes, out, dtype=dtype, autotune=autotune, precision=precision, **options)
-    if tracing.is_compiling():
+    if sizes or tracing.is_compiling():
+        if sizes or (operands and composition(operands[0]) is not None):
+            options = {"order": order, "casting": casting, "optimize": optimize}
+            return with_sizes(operands, sizes, out, dtype=dtype, autotune=autotune, precision=precision, **options)
         return call_traced(operands, out, dtype, order, casting, optimize, autotune, precision)
     if (autotune is not None or precision is not None) and not settings_hold(autotune, precision):
         with settings(autotune, precision):
@@ -130,7 +130,7 @@ def fast_einsum(
     if out is None and dtype is None:
         spelled = equation if in_text else type(equation)
         if spelled in known_loops and order is ORDER and casting is CASTING and optimize is OPTIMIZE:
-            kind, loops, most = known_loops[spelled]
+            kind, loops, most, product = known_loops[spelled]
             if in_text and 2 <= len(operands) <= 3:
                 # Written out: each call that is made here takes 3% of a small einsum.
                 one, other = operands[1], operands[-1]
@@ -138,6 +138,8 @@ def fast_einsum(
                 small = (
                     plain and one.size <= most >= other.size and one.dtype is other.dtype and 0 <= one.dtype.num <= REAL
                 )
+                if product is not None and plain and not small and (result := product(*operands[1:])) is not None:
+                    return result
             else:
                 plain = (
                     type(operands[-1]) is kind and len(operands) == 4 and type(operands[1]) is kind is type(operands[2])
@@ -340,10 +342,8 @@ def result_at_once(
     """
     native = native_first(question, subscripts, backend, arrays, as_given)
     if native is not None:
-        try:
+        with suppress(Exception):  # whatever the framework refuses, a plan does or says why not
             return native(subscripts.equation, arrays)
-        except Exception:  # whatever the framework refuses, a plan does or says why not
-            pass
     return None
 
 
