@@ -36,7 +36,7 @@ _AT_ONCE = {"b": 1 << 17, "i": 1 << 17, "u": 1 << 17, "f": 1 << 18, "c": 1 << 15
 _KINDS = "?biufcO"
 """Dtypes that einsum's loops multiply and add; of dates and texts it has views only."""
 
-_GEMM_DTYPES = frozenset(map(np.dtype, "fdFD"))
+_BLAS = frozenset(map(np.dtype, "fdFD"))
 
 _SMALL = 1 << 13
 """Elements of matrices that BLAS multiplies in less time than it takes to look a plan up and more."""
@@ -277,19 +277,12 @@ class NumpyBackend(NdarrayBackend):
 
         def run(*operands: Any) -> Any:
             for each in operands:
-                if (
-                    each.size > _SMALL
-                    or each.ndim != rank
-                    or each.dtype not in _GEMM_DTYPES
-                    or not each.flags.c_contiguous
-                ):
+                if each.size > _SMALL or each.ndim != rank or each.dtype not in _BLAS or not each.flags.c_contiguous:
                     return None
             try:
-                one, other = operands[::-1] if turned else operands
-                if one.dtype is other.dtype:
-                    return matmul(
-                        one.swapaxes(-1, -2) if turn_left else one, other.swapaxes(-1, -2) if turn_right else other
-                    )
+                a, b = operands[::-1] if turned else operands
+                if a.dtype is b.dtype:
+                    return matmul(a.swapaxes(-1, -2) if turn_left else a, b.swapaxes(-1, -2) if turn_right else b)
             except ValueError:  # axes of size 1 that broadcast, or sizes or a count that doesn't fit
                 pass
             return None

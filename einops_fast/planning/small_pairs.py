@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from math import prod
 
 from einops_fast.planning.layout import Term, arranged, as_one, readable_by_gemm
+from einops_fast.planning.roles import Roles
 from einops_fast.planning.steps import AS_IS, Arrange, Gemm, Native
 
 __all__ = ["small_step"]
@@ -47,36 +48,26 @@ def small_step(left: Term, right: Term, keep: list[str], output: str, sizes: Map
             return Gemm((left.slot, right.slot), one[0] + two[1], (m, n), AS_IS, AS_IS, (), m, n, k)
         shape = tuple([sizes[label] for label in keep])
         return Native.of((left.slot, right.slot), (one, two), kept, shape, "its elements are few", full, True)
-    batch = rows = columns = ""
-    for label in kept:
-        if label not in two:
-            rows += label
-        elif label in one:
-            batch += label
-        else:
-            columns += label
-    contracted = "".join([label for label in one if label in two and label not in kept])
-    labels = batch + rows + columns
-    shape = tuple([sizes[label] for label in labels])
-    summed = len(own) > len(columns) or len(one) > len(batch + rows + contracted)
-    short = prod([sizes[label] for label in contracted]) < (_SHORT if rows and columns else _SHORT_VECTOR)
-    if summed or short or max(left.size, right.size, prod(shape)) > _SMALL:
+    roles = Roles(left, right, kept, sizes)
+    batch, rows, columns, contracted = roles.batch, roles.rows, roles.columns, roles.contracted
+    labels, (stack, m, n, k) = batch + rows + columns, roles.product
+    alone = len(one) + len(two) > 2 * len(batch + contracted) + len(rows + columns)
+    short = k < (_SHORT if rows and columns else _SHORT_VECTOR)
+    if alone or short or max(left.size, right.size, stack * m * n) > _SMALL:
         return None
     turn_left, turn_right = left.fastest in rows, right.fastest in contracted
-    m, k, how_left = _matrices(left, batch, rows, contracted, turn_left, sizes)
-    _, n, how_right = _matrices(right, batch, contracted, columns, turn_right, sizes)
-    stack = (prod([sizes[label] for label in batch]),) if batch else ()
-    return Gemm((left.slot, right.slot), labels, shape, how_left, how_right, stack, m, n, k, turn_left, turn_right)
+    how_left = _matrices(left, batch, rows, contracted, turn_left, sizes)
+    how_right = _matrices(right, batch, contracted, columns, turn_right, sizes)
+    stacks, shape = (stack,) if batch else (), roles.shape(labels)
+    return Gemm(roles.slots, labels, shape, how_left, how_right, stacks, m, n, k, turn_left, turn_right)
 
 
-def _matrices(
-    term: Term, batch: str, rows: str, columns: str, turn: bool, sizes: Mapping[str, int]
-) -> tuple[int, int, Arrange]:
-    """Return the extents of a stack of matrices, and how a term is seen as that; ``turn``: as their transposes."""
-    strides, places = term.strides, term.places
-    (stack, step), (m, row), (n, column) = [as_one(labels, strides, sizes) for labels in (batch, rows, columns)]
-    lies = None not in (step, row, column) and readable_by_gemm(m, row or 0, n, column or 0)
+def _matrices(term: Term, batch: str, rows: str, columns: str, turn: bool, sizes: Mapping[str, int]) -> Arrange:
+    """Return how a term is seen as a stack of matrices; ``turn``: of their transposes."""
+    every = [as_one(labels, term.strides, sizes) for labels in (batch, rows, columns)]
+    (stack, _), (m, row), (n, column) = every
+    lies = all(stride is not None for _, stride in every) and readable_by_gemm(m, row or 0, n, column or 0)
     order, shape = (batch + columns + rows, (n, m)) if turn else (batch + rows + columns, (m, n))
-    perm = (*term.unnamed, *[places[label] for label in order])
+    perm = (*term.unnamed, *[term.places[label] for label in order])
     moves = "" if lies else "its axes don't merge to a matrix that a GEMM can read"
-    return m, n, arranged(perm, term.shape, (stack, *shape) if batch else shape, moves)
+    return arranged(perm, term.shape, (stack, *shape) if batch else shape, moves)
