@@ -139,7 +139,7 @@ class Backend(ABC):
         return None
 
     def product(self, subscripts: Subscripts) -> Callable[..., Any] | None:
-        """What contracts two operands of any sizes, and returns ``None`` where a plan is better; or ``None``."""
+        """Return what contracts two operands of any sizes, or gives ``None`` for those that a plan is better for."""
         return None
 
     def is_recording(self, arrays: Sequence[Any]) -> bool:
