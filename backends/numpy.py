@@ -277,7 +277,9 @@ class NumpyBackend(NdarrayBackend):
 
         def run(*operands: Any) -> Any:
             for each in operands:
-                if each.size > _SMALL or each.ndim != rank or each.dtype not in _BLAS or not each.flags.c_contiguous:
+                if each.size > _SMALL or each.ndim != rank or each.dtype not in _BLAS:
+                    return None
+                if not (each.flags.c_contiguous or (rank == 2 and each.flags.f_contiguous)):
                     return None
             try:
                 a, b = operands[::-1] if turned else operands
