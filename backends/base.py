@@ -147,6 +147,10 @@ class Backend(ABC):
         """
         return None
 
+    def product(self, subscripts: Subscripts) -> Callable[..., Any] | None:
+        """Return what contracts two operands of any sizes, or gives ``None`` for those that a plan is better for."""
+        return None
+
     def is_recording(self, arrays: Sequence[Any]) -> bool:
         """Return whether a call of these is recorded for arrays of other sizes, too: then nothing is planned."""
         return False

@@ -20,6 +20,7 @@ from einops_fast.foreign import is_foreign, refuse_foreign
 from einops_fast.patching.small_calls import FIRST_OF_OTHERS, own_loops
 from einops_fast.planning.cost import Ceilings
 from einops_fast.planning.layout import contiguous_strides
+from einops_fast.planning.notation import Subscripts
 from einops_fast.planning.steps import Cast, Gemm, Multiply, Native, Step, Sum
 from einops_fast.planning.target import Numerics, Target
 from einops_fast.runtime.tuning import is_reproducible
@@ -34,6 +35,11 @@ _AT_ONCE = {"b": 1 << 17, "i": 1 << 17, "u": 1 << 17, "f": 1 << 18, "c": 1 << 15
 
 _KINDS = "?biufcO"
 """Dtypes that einsum's loops multiply and add; of dates and texts it has views only."""
+
+_BLAS = frozenset(map(np.dtype, "fdFD"))
+
+_SMALL = 1 << 13
+"""Elements of matrices that BLAS multiplies in less time than it takes to look a plan up and more."""
 
 _PIECE = 4096
 """Elements of a dot product in single precision whose rounding is no matter."""
@@ -235,6 +241,8 @@ class NumpyBackend(NdarrayBackend):
 
     def native_step(self, step: Native) -> Run:
         equation, loops, by_ufuncs = step.equation, self.loops, self._by_ufuncs
+        if step.plain:
+            return partial(loops, equation)
 
         def run(*operands: Any) -> Any:
             for operand in operands:
@@ -252,6 +260,36 @@ class NumpyBackend(NdarrayBackend):
         dtypes = [operand.dtype for operand in operands]
         few = 0 < full <= min([_AT_ONCE.get(dtype.kind, 0) for dtype in dtypes]) and not is_reproducible()
         return self._in_loops if few and all(0 <= dtype.num < FIRST_OF_OTHERS for dtype in dtypes) else None
+
+    def product(self, subscripts: Subscripts) -> Callable[..., Any] | None:
+        # Of one axis each, rows, columns and the sum need no reshaping, so that sizes make no difference.
+        terms, output, matmul = subscripts.inputs, subscripts.output, self.matmul
+        if len(terms) != 2 or len(output) < 2:
+            return None
+        batch, rows, columns = output[:-2], output[-2], output[-1]
+        turned = rows in terms[1]
+        left, right = terms[::-1] if turned else terms
+        summed = "".join([label for label in left if label not in output])
+        ways = (batch + rows + summed, batch + summed + rows), (batch + summed + columns, batch + columns + summed)
+        if len(summed) != 1 or left not in ways[0] or right not in ways[1] or len(set(left + right)) != len(output) + 1:
+            return None
+        turn_left, turn_right, rank = left == ways[0][1], right == ways[1][1], len(output)
+
+        def run(*operands: Any) -> Any:
+            for each in operands:
+                if each.size > _SMALL or each.ndim != rank or each.dtype not in _BLAS:
+                    return None
+                if not (each.flags.c_contiguous or (rank == 2 and each.flags.f_contiguous)):
+                    return None
+            try:
+                a, b = operands[::-1] if turned else operands
+                if a.dtype is b.dtype:
+                    return matmul(a.swapaxes(-1, -2) if turn_left else a, b.swapaxes(-1, -2) if turn_right else b)
+            except ValueError:  # axes of size 1 that broadcast, or sizes or a count that doesn't fit
+                pass
+            return None
+
+        return run
 
     def _in_loops(self, equation: str, operands: Sequence[Any]) -> Any:
         return self.loops(equation, *operands)

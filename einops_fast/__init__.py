@@ -7,11 +7,8 @@ from typing import TYPE_CHECKING, Any
 from einops_fast._version import __version__
 from einops_fast.attention.attend import attention
 from einops_fast.attention.drop_in import scaled_dot_product_attention
-from einops_fast.attention.explain import explain_attention
 from einops_fast.attention.registry import attention_backend
 from einops_fast.backends import register_backend, wake_imported
-from einops_fast.compiler.front import compile
-from einops_fast.compiler.report import fusions
 from einops_fast.einsum import fast_einsum
 from einops_fast.errors import EinsumError, OperandError, ShapeError, SubscriptsError
 from einops_fast.explain import explain
@@ -20,7 +17,15 @@ from einops_fast.observing.observers import profile
 from einops_fast.patching.patch import patch, patched, unpatch
 from einops_fast.runtime.precision import allow_precision
 from einops_fast.runtime.tuning import autotune
-from einops_fast.waiting import wait_for_kernels
+
+if TYPE_CHECKING:  # which can't follow a name through __getattr__
+    from einops_fast import metrics as metrics
+    from einops_fast import nn as nn
+    from einops_fast import ops as ops
+    from einops_fast.attention.explain import explain_attention
+    from einops_fast.compiler.front import compile
+    from einops_fast.compiler.report import fusions
+    from einops_fast.waiting import wait_for_kernels
 
 __all__ = [
     "ContractExpression",
@@ -51,19 +56,18 @@ __all__ = [
 einsum = fast_einsum
 """By the name that libraries look for, with ``tensordot`` and ``transpose``, in a module that contracts for them."""
 
-if TYPE_CHECKING:  # which can't follow a name through __getattr__
-    from einops_fast import metrics as metrics
-    from einops_fast import nn as nn
-    from einops_fast import ops as ops
-
 _MODULES = ("metrics", "nn", "ops")
+
+_LATER = {"explain_attention": "attention.explain", "compile": "compiler.front", "fusions": "compiler.report",
+          "wait_for_kernels": "waiting"}  # fmt: skip
+"""Functions that no program begins with, and where they are."""
 
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:  # imported when they are first asked for
         return import_module(f"{__name__}.{name}")
-    if name in ("tensordot", "transpose"):
-        return getattr(import_module(f"{__name__}.numpy_names"), name)
+    if name in _LATER:
+        return globals().setdefault(name, getattr(import_module(f"{__name__}.{_LATER[name]}"), name))
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

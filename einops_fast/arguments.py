@@ -7,7 +7,7 @@ from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple, get_args
 
 from einops_fast.annotations import Casting
-from einops_fast.backends import Backend, awake_types, backend_for_type, get_backend
+from einops_fast.backends import Backend, backend_for_type, get_backend
 from einops_fast.errors import OperandError, SubscriptsError
 from einops_fast.foreign import is_foreign, takes_numpy_functions, takes_torch_functions
 from einops_fast.planning.notation import Subscripts, parse, parse_interleaved
@@ -138,17 +138,17 @@ def _holds_arrays(values: Sequence[Any]) -> bool:
 
 
 def known_backend(arrays: Sequence[Any], out: Any = None) -> Backend | None:
-    """Return the backend of arrays that are all of one type, if it had some before; ``None``: look at each."""
+    """Return the backend of arrays that are all of one type; ``None``: look at each."""
     kinds = set(map(type, arrays))
     if out is not None:
         kinds.add(type(out))
-    return awake_types.get(kinds.pop()) if len(kinds) == 1 else None
+    return backend_for_type(kinds.pop()) if len(kinds) == 1 else None
 
 
 def is_dispatched(arrays: Sequence[Any]) -> bool:
     """Whether NumPy's functions would be left to one of these arrays, and all others are NumPy's or no arrays."""
     strange, backends = False, set()
-    for kind in set(map(type, arrays)):
+    for kind in set(map(type, arrays)) - {type(None)}:  # no `out`, which every backend would be asked for
         backend = backend_for_type(kind)
         if backend is not None:
             backends.add(backend.name)

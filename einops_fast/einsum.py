@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, overload
 
 from einops_fast.annotations import ArrayT, Autotune, Casting, Nested, Order, Precision
@@ -27,9 +27,9 @@ from einops_fast.planning.compositions import Composition, composition
 from einops_fast.planning.notation import Subscripts, bind_sizes
 from einops_fast.planning.plan import Plan, compile_plan, make_plan
 from einops_fast.runtime import tracing, tuning
-from einops_fast.runtime.new_shapes import USUAL, by_question, came_with, native_first
+from einops_fast.runtime.new_shapes import CASTING, OPTIMIZE, ORDER, USUAL, by_question, came_with, native_first
 from einops_fast.runtime.plan_cache import compiled, has_room, recall, remember, remember_alike
-from einops_fast.runtime.precision import allow_precision, allowed
+from einops_fast.runtime.precision import allow_precision, is_allowed
 from einops_fast.runtime.traced import call_traced
 from einops_fast.runtime.tuning import is_reproducible
 from einops_fast.vocabulary import no_argument
@@ -119,10 +119,10 @@ def fast_einsum(
 
         options = {"dtype": dtype, "order": order, "casting": casting, "optimize": optimize}
         return einsum_within(memory_limit, operands, sizes, out, options, autotune, precision)
-    if sizes or (tracing.is_compiling() and operands and composition(operands[0]) is not None):
-        options = {"order": order, "casting": casting, "optimize": optimize}
-        return with_sizes(operands, sizes, out, dtype=dtype, autotune=autotune, precision=precision, **options)
-    if tracing.is_compiling():
+    if sizes or tracing.is_compiling():
+        if sizes or (operands and composition(operands[0]) is not None):
+            options = {"order": order, "casting": casting, "optimize": optimize}
+            return with_sizes(operands, sizes, out, dtype=dtype, autotune=autotune, precision=precision, **options)
         return call_traced(operands, out, dtype, order, casting, optimize, autotune, precision)
     if (autotune is not None or precision is not None) and not settings_hold(autotune, precision):
         with settings(autotune, precision):
@@ -131,8 +131,8 @@ def fast_einsum(
     in_text = type(equation) is str
     if out is None and dtype is None:
         spelled = equation if in_text else type(equation)
-        if spelled in known_loops and order == "K" and casting == "safe" and optimize == "auto":
-            kind, loops, most = known_loops[spelled]
+        if spelled in known_loops and order is ORDER and casting is CASTING and optimize is OPTIMIZE:
+            kind, loops, most, product = known_loops[spelled]
             if in_text and 2 <= len(operands) <= 3:
                 # Written out: each call that is made here takes 3% of a small einsum.
                 one, other = operands[1], operands[-1]
@@ -140,6 +140,8 @@ def fast_einsum(
                 small = (
                     plain and one.size <= most >= other.size and one.dtype is other.dtype and 0 <= one.dtype.num <= REAL
                 )
+                if product is not None and plain and not small and (result := product(*operands[1:])) is not None:
+                    return result
             else:
                 plain = (
                     type(operands[-1]) is kind and len(operands) == 4 and type(operands[1]) is kind is type(operands[2])
@@ -179,7 +181,7 @@ def fast_einsum(
 
 def settings_hold(autotune: Any, precision: Any) -> bool:
     """Return whether what is given is set already, so that no block of :func:`settings` is needed."""
-    return (autotune is None or tuning.holds(autotune)) and (precision is None or precision == allowed())
+    return (autotune is None or tuning.holds(autotune)) and (precision is None or is_allowed(precision))
 
 
 @contextmanager
@@ -217,7 +219,7 @@ def _call(operands: Sequence[Any], out: Any, dtype: Any, order: str, casting: st
     question: tuple[Hashable, ...] = hashable(call.spelled), order, casting, hashable(optimize)
     if dtype is not None:
         question = (*question, dtype)
-    usual = out is None and question[1:] == USUAL
+    usual = out is None and isinstance(optimize, str) and question[1:] == USUAL
     try:
         # To tell what a plan depends on takes as long as all else of a first call.
         known = not usual or question in by_question
@@ -322,28 +324,24 @@ def _check_sizes(sizes: Mapping[str, int], names: Collection[str], equation: str
     for name, size in sizes.items():
         if name not in names:
             raise no_argument(fast_einsum, {name: sizes[name]}, f", and {equation!r} no such axis")
-        if not isinstance(size, str) and hasattr(size, "__index__") and size >= 0:
-            continue
+        with suppress(TypeError, ValueError, RuntimeError):  # of an array of several elements, or of texts
+            if not isinstance(size, str) and hasattr(size, "__index__") and size >= 0:
+                continue
         raise ShapeError(point_at(f"the size of axis {name!r} is no number that it can have: {size!r}", equation))
 
 
 def result_at_once(
-    question: tuple[Hashable, ...],
-    subscripts: Subscripts,
-    backend: Backend,
-    arrays: Sequence[Any],
+    question: tuple[Hashable, ...], subscripts: Subscripts, backend: Backend, arrays: Sequence[Any],
     as_given: bool = False,
-) -> Any:
+) -> Any:  # fmt: skip
     """Return what the framework's own einsum makes of small arrays of new shapes; ``None``: plan the call.
 
     The arguments are those of :func:`einops_fast.runtime.new_shapes.native_first`.
     """
     native = native_first(question, subscripts, backend, arrays, as_given)
     if native is not None:
-        try:
+        with suppress(Exception):  # whatever the framework refuses, a plan does or says why not
             return native(subscripts.equation, arrays)
-        except Exception:  # whatever the framework refuses, a plan does or says why not
-            pass
     return None
 
 
@@ -367,7 +365,7 @@ def plan_arguments(
     plan: Callable[..., Any] | None = None,
 ) -> Any:  # fmt: skip
     """The plan for the arguments of a :func:`fast_einsum` call, by :func:`plan_call` or another such function."""
-    call = read_call(operands)
+    call, _ = read_call(operands), read_options("K", casting)
     if sizes or composition(call.spelled) is not None:
         found, expanded = _with_an_axis_each(call, sizes or {})
         call = call if found is None else Call(expanded, found.letters)

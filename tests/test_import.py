@@ -17,10 +17,29 @@ def test_loads_no_framework(use):
     assert run_python("-c", script).stdout.split() == []
 
 
+def test_calls_of_torch_load_nothing_of_numpy():
+    pytest.importorskip("torch")
+    script = """
+import sys, torch
+from einops_fast import attention, explain, fast_einsum
+a, b = torch.ones(3, 4), torch.ones(4, 5)
+for operands in ((a, b), (a, torch.nn.Parameter(b)), ([a, b],)):
+    fast_einsum('ij,jk->ik', *operands)
+fast_einsum('ij,jk->ik', a, b, out=torch.empty(3, 5))
+fast_einsum(a, [0, 1], b, [1, 2])
+fast_einsum('(i x) j, j k -> i x k', a, b, x=3)
+explain('ij,jk->ik', a, b)
+attention('i d, j d, j e -> i e', a, a, a)
+print(*{'einops_fast.backends.numpy', 'einops_fast.backends.ndarray'} & sys.modules.keys())
+"""
+    assert run_python("-c", script).stdout.split() == []
+
+
 def test_modules_are_attributes_that_load_when_asked_for():
     script = (
         "import sys, einops_fast\n"
-        "early = [name for name in ('ops', 'nn', 'metrics') if f'einops_fast.{name}' in sys.modules]\n"
+        "early = ('ops', 'nn', 'metrics', 'compiler', 'waiting')\n"
+        "early = [name for name in early if f'einops_fast.{name}' in sys.modules]\n"
         "print(early, einops_fast.ops.softmax.__name__, einops_fast.metrics.read.__name__)\n"
         "print(set(dir(einops_fast)) == {*einops_fast.__all__, 'metrics', 'nn', 'ops'}, hasattr(einops_fast, 'numpy'))"
     )

@@ -30,9 +30,9 @@ def read_call(
 
     ``rest`` has all of its arguments that aren't among the others, by name; those that are ``None`` may be missing.
     """
-    _, _, window, softcap, scale, dropout_p, *_ = options
+    _, _, window, softcap, scale, dropout_p, with_lse, deterministic = options
     usual = window is None and (scale is None or type(scale) is float) and type(softcap) is type(dropout_p) is float
-    if not usual or softcap == inf:
+    if not usual or softcap == inf or not type(with_lse) is type(deterministic) is bool:
         options = plain_options(options)
     starts = rest.get("cu_seqlens_q"), rest.get("cu_seqlens_kv")
     packed = starts[0] is not None or starts[1] is not None
@@ -53,7 +53,7 @@ def read_call(
     if rest.get("segment_ids") is not None:
         _read_segments(rest["segment_ids"], arrays, patterns)
     most = rest.get("max_seqlen_q"), rest.get("max_seqlen_kv")
-    if not packed and most != (None, None):
+    if not packed and not most[0] is most[1] is None:
         name = "max_seqlen_kv" if most[0] is None else "max_seqlen_q"
         raise EinsumError(f"{name} is of packed sequences: it needs cu_seqlens_q")
     longest = _read_lengths(arrays, *starts, *most) if packed else None

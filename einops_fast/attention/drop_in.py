@@ -92,8 +92,9 @@ def scaled_dot_product_attention(
             refuse_stand_in(array, name)
         if not hasattr(array, "shape") and (array is not None or name != "attn_mask"):
             raise OperandError(f"{name} is of type {type(array).__name__}; it is an array")
-    if getattr(is_causal, "shape", ()) != () or is_causal not in (True, False):
-        raise OperandError(f"is_causal is True or False, not {is_causal!r}")
+    for name, flag in (("is_causal", is_causal), ("enable_gqa", enable_gqa)):
+        if getattr(flag, "shape", ()) != () or flag not in (True, False):
+            raise OperandError(f"{name} is True or False, not {flag!r}")
     if attn_mask is not None:
         kind = dtype_name(attn_mask.dtype)
         if kind == "bool":
@@ -107,7 +108,7 @@ def scaled_dot_product_attention(
             raise OperandError(f"{name} has {len(array.shape)} axes; it needs at least {3 if enable_gqa else 2}")
     if enable_gqa and key.shape[-3] != value.shape[-3]:
         key, value = _as_many_heads(query.shape[-3], key, value)
-    nothing_left = dropout_p == 1
+    nothing_left = getattr(dropout_p, "shape", ()) == () and dropout_p == 1
     dropout = 0.0 if nothing_left else dropout_p
     options = Options(causal, scale=scale, dropout_p=dropout)
     pattern = _GROUPED if enable_gqa else _PLAIN

@@ -45,9 +45,12 @@ class Request(NamedTuple):
 
 def plain_options(options: Options) -> Options:
     """Return the options with numbers as Python's; none has a gradient, which nobody would compute."""
-    causal, alignment, window, softcap, scale, dropout_p, *others = options
+    causal, alignment, window, softcap, scale, dropout_p, *flags = options
+    for name, flag in zip(("return_lse", "deterministic"), flags, strict=True):
+        if getattr(flag, "shape", ()) != ():
+            raise EinsumError(f"{name} is True or False, not {flag!r}")
     if type(softcap) is not float:
-        softcap = _number("softcap", softcap or 0.0)
+        softcap = _number("softcap", 0.0 if softcap is None else softcap)
     if type(softcap) is float and softcap == math.inf:
         softcap = 0.0  # scores that nothing caps
     if type(scale) is not float and scale is not None:
@@ -56,7 +59,7 @@ def plain_options(options: Options) -> Options:
         dropout_p = _number("dropout_p", dropout_p)
     if window is not None:
         window = _window(window)
-    return Options(causal, alignment, window, softcap, scale, dropout_p, *others)
+    return Options(causal, alignment, window, softcap, scale, dropout_p, *flags)
 
 
 def _number(name: str, value: Any) -> Any:

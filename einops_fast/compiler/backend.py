@@ -37,17 +37,20 @@ def next_backend(options: Mapping[str, Any] | None, mode: str | None) -> tuple[A
     """Return what gets the rewritten graph: as it was given, and as a function of the graph and its inputs.
 
     Raises:
-        EinsumError: it takes no options or no mode.
+        EinsumError: it takes no options or no mode, or is neither a name nor a function.
         RuntimeError: inductor has no such option or mode. Torch has an error for backends that there aren't, too.
     """
     own = {name: value for name, value in (options or {}).items() if name not in _OF_DYNAMO}
     then = own.pop("then", "inductor")
-    if then == "inductor":
+    if isinstance(then, str) and then == "inductor":
         inductor: Any = torch._TorchCompileInductorWrapper
         return then, inductor(mode, own, None)
     if own or mode:
         given = ", ".join([*own, *([f"mode={mode!r}"] if mode else [])])
         raise EinsumError(f"the backend {then!r} takes no options and no mode, but got {given}")
+    if not (isinstance(then, str) or callable(then)):
+        names = ", ".join(map(repr, torch.compiler.list_backends(exclude_tags=None)))
+        raise EinsumError(f"then is a backend of torch.compile, or the name of one ({names}), not {then!r}")
     if then == "eager":
         return then, lambda module, inputs: module.forward
     return then, then if callable(then) else torch._dynamo.lookup_backend(then)

@@ -44,7 +44,8 @@ def compile(
 
     Raises:
         ImportError: torch isn't installed.
-        EinsumError: two backends are to compile the result, or one that takes no options and no mode is given some.
+        EinsumError: two backends are to compile the result, or one that takes no options and no mode is given some, or
+            ``then`` is neither a name nor a backend.
 
     Example:
         >>> import torch, einops_fast
@@ -61,7 +62,7 @@ def compile(
     from einops_fast.compiler.backend import einops_fast_backend, next_backend
 
     chosen = {"then": then, **(options or {})}
-    if then not in ("inductor", chosen["then"]):
+    if then is not chosen["then"] and then != "inductor":
         raise EinsumError(f"then={then!r}, but options has then={chosen['then']!r}: give one of them")
     next_backend(chosen, mode)  # refuses now what there isn't, as torch does
     if mode is None:

@@ -57,7 +57,7 @@ class CausalSelfAttention(nn.Module):
         dtype: Any = None,
     ) -> None:
         super().__init__()
-        check_values(dropout=dropout)
+        check_values(dropout=dropout, bias=bias)
         check_options({"causal": is_causal})
         head_dim_of(embed_dimension, num_heads, ("embed_dimension", "num_heads"))
         self.c_attn = nn.Linear(embed_dimension, 3 * embed_dimension, bias=bias, device=device, dtype=dtype)

@@ -49,7 +49,7 @@ class LayerNorm(nn.LayerNorm):
         device: Any = None,
         dtype: Any = None,
     ) -> None:
-        check_values(eps=eps)
+        check_values(eps=eps, elementwise_affine=elementwise_affine, bias=bias)
         super().__init__(last_sizes(normalized_shape), eps, elementwise_affine, bias, device, dtype)
 
     def forward(self, input: Tensor) -> Tensor:
@@ -79,8 +79,7 @@ class RMSNorm(nn.RMSNorm):
         device: Any = None,
         dtype: Any = None,
     ) -> None:
-        if eps is not None:
-            check_values(eps=eps)
+        check_values(eps=0.0 if eps is None else eps, elementwise_affine=elementwise_affine)
         super().__init__(last_sizes(normalized_shape), eps, elementwise_affine, device, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -275,6 +274,7 @@ class FusedLinear(nn.Linear):
         activation: str = "none",
     ) -> None:
         check_activation(activation)
+        check_values(bias=bias)
         in_features = count("in_features", in_features, "a number of features", 0)
         out_features = count("out_features", out_features, "a number of features", 0)
         super().__init__(in_features, out_features, bias, device, dtype)

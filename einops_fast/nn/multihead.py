@@ -73,7 +73,7 @@ class MultiHeadAttention(nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
-        check_values(dropout=dropout)
+        check_values(dropout=dropout, bias=bias)
         _check_options(options)
         self.pattern, self.sequence = _with_heads(pattern, checked_sequence(sequence))
         num_heads, kv_heads = head_counts(num_heads, num_kv_heads)

@@ -61,7 +61,7 @@ class QKVSelfAttention(nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
-        check_values(dropout=dropout)
+        check_values(dropout=dropout, bias=bias)
         check_attention_options(options)
         check_options({"causal": is_causal, "scale": scale, **options})
         num_heads, kv_heads = head_counts(num_heads, num_kv_heads)

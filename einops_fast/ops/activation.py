@@ -151,7 +151,7 @@ def _read_bias_activation(
     """Check the arguments of :func:`dropout_bias_activation`, and return what computes such arrays."""
     function = function_for("bias_activation", array, operator, bias=bias)
     check_activation(activation)
-    check_values(p=p)
+    check_values(p=p, training=training)
     shape = array.shape
     if not len(shape):
         raise ShapeError("input has no axis")

@@ -20,6 +20,8 @@ ACTIVATIONS = (
 # Functions that torch.compile can trace: torch 2.11 can't a tuple's own method.
 _NUMBER = "a number", lambda value: -inf <= value
 
+_FLAG = "True or False", lambda value: bool(value) or True  # whose truth value is an error for several elements
+
 _PROBABILITY = "a probability, from 0 to 1", lambda value: 0 <= value <= 1
 
 _OPTIONS: dict[str, tuple[str, Callable[[Any], bool]]] = {
@@ -34,6 +36,7 @@ _OPTIONS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "temperature": ("a positive number", lambda value: value > 0),
     "z_loss": ("a number from 0 on", lambda value: value >= 0),
     **dict.fromkeys(("eps", "scaling"), _NUMBER),
+    **dict.fromkeys(("training", "rms", "inplace_backward", "bias", "elementwise_affine"), _FLAG),
     **dict.fromkeys(
         ("p", "dropout", "dropout_p", "attn_pdrop", "resid_pdrop", "attention_probs_dropout_prob"), _PROBABILITY
     ),
@@ -57,7 +60,7 @@ def check_values(**options: Any) -> None:
 
 def check_activation(activation: str) -> None:
     """Raise EinsumError unless there is an activation of this name."""
-    if activation not in ACTIVATIONS:
+    if not isinstance(activation, str) or activation not in ACTIVATIONS:
         raise EinsumError(
             f"activation {activation!r} isn't one of {', '.join(ACTIVATIONS)}{closest(activation, ACTIVATIONS)}"
         )

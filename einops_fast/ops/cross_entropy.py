@@ -92,6 +92,7 @@ def _read(
     function = function_for("cross_entropy", array, "cross_entropy", ("target",), target=target, weight=weight)
     shape = tuple(array.shape)
     ignore_index = check_options(ignore_index, reduction, label_smoothing, z_loss)
+    check_values(inplace_backward=inplace)
     kind = dtype_name(target.dtype)
     if dim is None and len(shape) > 2:
         of_weight = None if weight is None else weight.shape

@@ -148,7 +148,7 @@ def _read_dropout_add_norm(
     function = function_for(
         "dropout_add_norm", array, "dropout_add_layer_norm", residual=residual, weight=weight, bias=bias
     )
-    check_values(p=p, eps=eps)
+    check_values(p=p, eps=eps, training=training, rms=rms)
     axis = axis_of(dim, pattern, len(array.shape))
     check_sizes("input", array.shape, (axis,), weight=weight, bias=bias)
     check_broadcast("residual", residual, "input", array.shape)

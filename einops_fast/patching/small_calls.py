@@ -68,17 +68,18 @@ FIRST_OF_OTHERS = 256
 _rules: dict[str | int, _Rule] = emptied_with_plans({})
 """By equation, or by the count of arguments of a call with lists."""
 
-known_loops: dict[Hashable, tuple[type, Callable[..., Any], int]] = emptied_with_plans({})
-"""By equations that mean the same to loops as to ``fast_einsum``: the type of plain arrays, the loops, and the most
-elements of each of one or two arrays of real numbers that they are the fastest for.
+known_loops: dict[Hashable, tuple[type, Callable[..., Any], int, Callable[..., Any] | None]] = emptied_with_plans({})
+"""By equations that mean the same to loops as to ``fast_einsum``: the type of plain arrays, the loops, the most
+elements of each of one or two arrays of real numbers that they are the fastest for, and what multiplies two larger ones
+of any sizes, or returns ``None``.
 
 Lists of labels that the loops take always mean the same: they are there by the type of the arrays.
 """
 
 
-def know_loops(spelled: str | type, kind: type, loops: Callable[..., Any]) -> None:
+def know_loops(spelled: str | type, kind: type, loops: Callable[..., Any], product: Callable[..., Any] | None) -> None:
     """Keep an equation, or the type of arrays between lists of labels, in :data:`known_loops`."""
-    keep(known_loops, spelled, (kind, loops, _learn(spelled).most if isinstance(spelled, str) else -1))
+    keep(known_loops, spelled, (kind, loops, _learn(spelled).most if isinstance(spelled, str) else -1, product))
 
 
 def loops_suffice(operands: Sequence[Any]) -> bool:

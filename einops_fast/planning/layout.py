@@ -50,21 +50,34 @@ class Term:
         unnamed: the axes without a label.
     """
 
-    __slots__ = ("_in_memory", "labels", "places", "shape", "size", "slot", "strides", "unnamed")
+    __slots__ = ("_in_memory", "_strides", "labels", "places", "shape", "size", "slot", "strides", "unnamed")
 
-    def __init__(self, slot: int, labels: Sequence[str], shape: Strides, strides: Strides) -> None:
+    strides: dict[str, int]
+    places: dict[str, int]
+
+    def __init__(self, slot: int, labels: Sequence[str], shape: Strides, strides: Strides | None = None) -> None:
+        """``strides`` are those of all axes; of C order if none are given."""
         self.slot, self.shape, self.size = slot, shape, prod(shape)
-        self.strides: dict[str, int] = dict(zip(labels, strides, strict=True))
-        self.places: dict[str, int] = dict(zip(labels, _POSITIONS, strict=False))
         self.unnamed: tuple[int, ...] = ()
-        self._in_memory = ""
+        self._in_memory, self._strides = "", strides
         if type(labels) is str:
             self.labels = labels
             return
         self.labels = "".join(labels)
-        if "" in self.places:
-            self.unnamed = tuple([at for at, label in enumerate(labels) if not label])
-            del self.places[""], self.strides[""]
+        self.unnamed = tuple([at for at, label in enumerate(labels) if not label])
+
+    def __getattr__(self, name: str) -> dict[str, int]:
+        """Make an attribute that is asked for the first time: small terms are asked for neither."""
+        if name not in ("places", "strides"):
+            raise AttributeError(name)
+        values: Sequence[int] = _POSITIONS[: len(self.shape)]
+        if name == "strides":
+            values = contiguous_strides(self.shape) if self._strides is None else self._strides
+        if self.unnamed:
+            values = [value for at, value in enumerate(values) if at not in self.unnamed]
+        made = dict(zip(self.labels, values, strict=True))
+        setattr(self, name, made)
+        return made
 
     @property
     def fastest(self) -> str:

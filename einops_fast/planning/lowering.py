@@ -8,7 +8,7 @@ are put in the order asked for. How one pair becomes a step is in :mod:`einops_f
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from itertools import chain, count
 from math import prod
 
@@ -20,6 +20,7 @@ from einops_fast.planning.layout import Term, arranged, compact_strides, contigu
 from einops_fast.planning.notation import Subscripts
 from einops_fast.planning.pairs import contract_pair, native_step
 from einops_fast.planning.remaining import Remaining
+from einops_fast.planning.small_pairs import small_step
 from einops_fast.planning.steps import (
     Cast,
     Contraction,
@@ -86,6 +87,7 @@ class _Lowering:
         ordered = target.in_order or target.memory
         self.between = target.replace(in_order=False, memory="") if ordered else target
         self.fuses = numerics.compute in target.kernels and not numerics.native and 0 not in sizes.values()
+        self.many = self.first > _FEW and target.ceilings.native > 0 and numerics.gemm and not numerics.native
 
     def run(self, operands: Sequence[Operand], path: Path, otherwise: Path) -> tuple[Step, ...]:
         inputs, output = self.subscripts.inputs, self.subscripts.output
@@ -101,7 +103,7 @@ class _Lowering:
             # Nothing is computed: a view needs no other dtype.
             self.numerics = self.numerics.replace(compute=self.numerics.result)
         terms = [self.start(slot, inputs[slot], operand) for slot, operand in enumerate(operands)]
-        if self.target.drops_expanded:
+        if self.target.drops_expanded and any(0 in operand.strides for operand in operands):
             self.drop_expanded(terms)
         if self.fuses and len(terms) > 2 and all(isinstance(step, Cast) for step in self.steps):
             together = self.together(terms, path)
@@ -112,7 +114,7 @@ class _Lowering:
                 self.finish(self.fused(together, output, library, self.any_order))
                 return tuple(self.steps)
         every = "".join([output, *[term.labels for term in terms]])
-        if 1 in map(every.count, every):
+        if not self.many and 1 in map(every.count, every):
             terms = [self.sum_alone(term, every, len(terms) == 1) for term in terms]
         if len(terms) <= 2:
             self.finish(self.pair(terms[0], terms[1]) if len(terms) == 2 else terms[0])
@@ -204,8 +206,6 @@ class _Lowering:
 
     def drop_expanded(self, terms: list[Term]) -> None:
         """Drop axes of stride 0 from operands, as long as another operand still has the label."""
-        if 0 not in [stride for term in terms for stride in term.strides.values()]:
-            return
         users = Counter("".join([term.labels for term in terms]))
         for at, term in enumerate(terms):
             expanded = [label for label, stride in term.strides.items() if stride == 0 and self.sizes[label] > 1]
@@ -300,7 +300,7 @@ class _Lowering:
             names[at], own[at] = label, term.strides[label]
         rest = [at for at in range(len(term.shape)) if at not in positions]
         labels, shape = [names[at] for at in rest], tuple([term.shape[at] for at in rest])
-        strides = tuple([own[at] for at in rest]) if kind is Select else contiguous_strides(shape)
+        strides = tuple([own[at] for at in rest]) if kind is Select else None
         return Term(self.add(kind((term.slot,), "".join(labels), shape, positions)), labels, shape, strides)
 
     def pair(self, left: Term, right: Term, rest: Remaining | None = None) -> Term:
@@ -308,10 +308,16 @@ class _Lowering:
         wanted, target = self.subscripts.output, self.target
         if rest:
             keep = [label for label in dict.fromkeys(left.labels + right.labels) if rest.needs(label)]
+            small = small_step(left, right, keep, self.subscripts.output, self.sizes) if self.many else None
+            if small is not None:
+                return Term(self.add(small), small.labels, small.shape)
+            left, right = self.only_shared(left, right, keep), self.only_shared(right, left, keep)
             partner = rest.partner(keep)
             lies = Intermediate(left, right, keep, partner, self.subscripts.output, self.sizes)
             wanted = lies.order(rest, self.fuses)
             target = self.between
+        elif self.many:
+            left, right = self.only_shared(left, right, wanted), self.only_shared(right, left, wanted)
         step = self.contracted(left, right, wanted, target)
         if self.fuses:
             # In a library of its own, a step reads the operands as slots 0 and 1.
@@ -321,7 +327,12 @@ class _Lowering:
             library = self.in_order(own, wanted, any_order)
             row = lies.row(wanted) if rest else 0
             return self.fused([left, right], wanted, library, any_order, row)
-        return Term(self.add(step), step.labels, step.shape, contiguous_strides(step.shape))
+        return Term(self.add(step), step.labels, step.shape)
+
+    def only_shared(self, term: Term, other: Term, keep: Collection[str]) -> Term:
+        """Sum over the labels that neither the other term of a pair has nor a later one needs."""
+        summed = [at for label, at in term.places.items() if label not in other.places and label not in keep]
+        return self.without(term, tuple(summed), Sum) if summed else term
 
     def contracted(self, left: Term, right: Term, wanted: str, target: Target) -> Step:
         """The step that contracts two terms: that of an earlier pair, if it was like this one but for its labels."""
@@ -369,7 +380,7 @@ class _Lowering:
         full = prod([self.sizes[label] for label in held])
         shape = self.shape(wanted)
         slot = self.add(native_step(terms, wanted, shape, "no order of pairs keeps to the limit", full))
-        return Term(slot, wanted, shape, contiguous_strides(shape))
+        return Term(slot, wanted, shape)
 
     def finish(self, term: Term) -> None:
         """Put the axes in the order of the output; the answer never *is* an operand."""

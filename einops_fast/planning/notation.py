@@ -119,16 +119,24 @@ def _parse(equation: str, ranks: tuple[int, ...], words: bool) -> Subscripts:
 
 
 def _plain(equation: str, ranks: tuple[int, ...]) -> Subscripts | None:
-    """Read an equation of ASCII letters and an output; ``None`` if it is another one, or wrong."""
+    """Read an equation of letters and an output; ``None`` if it is another one, or wrong."""
     left, _, output = equation.partition("->")
     inputs = left.split(",")
     letters = "".join(inputs)
-    if not (letters.isascii() and letters.isalpha()) or tuple(map(len, inputs)) != ranks:
+    if not _LABELS.fullmatch(letters) or tuple(map(len, inputs)) != ranks:
         return None
     labels = dict.fromkeys(letters)
     if "->" not in equation or len(set(output)) < len(output) or not labels.keys() >= set(output):
         return None
-    return Subscripts(tuple(inputs), output, tuple(zip(labels, labels, strict=True)), equation)
+    names = _letters(labels)
+    if not letters.isascii():
+        left, output = equation.translate({ord(str(label)): letter for label, letter in names.items()}).split("->")
+        inputs = left.split(",")
+    return Subscripts(tuple(inputs), output, tuple(zip(names.values(), names, strict=True)), equation)
+
+
+_LABELS = re.compile(r"[^\x00-@\[-`{-\x7f\s]+")
+"""Letters of ASCII, and whatever else can't be anything but a label."""
 
 
 def parse_interleaved(
@@ -177,13 +185,12 @@ def bind_sizes(subscripts: Subscripts, shapes: Sequence[tuple[int, ...]]) -> dic
     {'i': 2, 'j': 3, 'k': 5}
     """
     sizes: dict[str, int] = {}
-    for term, shape in zip(subscripts.inputs, shapes, strict=True):
-        own = dict(zip(term, shape, strict=False))
-        merged = sizes | own
-        # All labels and sizes at once, where nothing broadcasts and no label is repeated.
-        if len(own) != len(shape) or len(term) != len(shape) or merged | sizes != merged:
+    if tuple(map(len, subscripts.inputs)) != tuple(map(len, shapes)):
+        return _bind_one_by_one(subscripts, shapes)
+    for label, size in zip("".join(subscripts.inputs), chain.from_iterable(shapes), strict=True):
+        known = sizes.setdefault(label, size)
+        if known is not size and known != size:
             return _bind_one_by_one(subscripts, shapes)
-        sizes = merged
     return sizes
 
 

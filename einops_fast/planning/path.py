@@ -59,7 +59,7 @@ class Network:
         self.sizes = sizes
 
     def size(self, labels: frozenset[str]) -> int:
-        return prod([self.sizes[label] for label in labels])
+        return prod(map(self.sizes.__getitem__, labels))
 
     def contractions(self, path: Path) -> Iterator[tuple[list[frozenset[str]], frozenset[str]]]:
         """The terms that each step contracts, and the labels of its result."""
@@ -67,13 +67,12 @@ class Network:
         users = Counter(chain(self.output, *terms))
         for positions in path:
             group = [terms.pop(at) for at in reversed(positions)][::-1]
-            kept = []
-            for label in frozenset().union(*group):
-                others = users[label] - sum([label in term for term in group])
-                if others:
-                    kept.append(label)
-                    users[label] = others + 1
-            result = frozenset(kept)
+            every = group[0]
+            for term in group[1:]:
+                for label in every & term:
+                    users[label] -= 1
+                every |= term
+            result = frozenset([label for label in every if users[label] > 1])
             terms.append(result)
             yield group, result
 
@@ -81,8 +80,8 @@ class Network:
         """Price a path; a step of many terms counts as one loop nest."""
         flops, written = 0, [0]
         for group, result in self.contractions(path):
-            flops += self.size(frozenset().union(*group))
             written.append(self.size(result))
+            flops += written[-1] * self.size(frozenset().union(*group) - result)
         written.pop()  # the result
         paired = all(len(positions) <= 2 for positions in path)
         return _Candidate(path, flops, sum(written), max(written, default=0), paired)
@@ -257,7 +256,8 @@ def _named(name: str, optimize: Any) -> Any:
 def _with_limit(optimize: Any) -> tuple[Any, Any]:
     """The optimizer, and the caller's memory limit: elements, or ``'max_input'``."""
     chosen, limit = optimize, None
-    if isinstance(optimize, Hashable) and optimize in (True, False):  # NumPy's, and 1: they find each other's plans
+    number = isinstance(optimize, Hashable) and getattr(optimize, "shape", ()) == ()
+    if number and optimize in (True, False):  # NumPy's, and 1: they find each other's plans
         chosen = bool(optimize)
     elif isinstance(optimize, (list, tuple)):
         if len(optimize) != 2:
@@ -300,7 +300,9 @@ def _checked(steps: Sequence[Sequence[Any]], count: int, optimize: Any) -> Path:
     left = count
     path = []
     for step in steps:
-        positions = tuple(sorted({index(at) for at in step if type(at) is int or isinstance(at, SupportsIndex)}))
+        plain = set(map(type, step)) == {int}
+        places = set(step) if plain else {index(at) for at in step if isinstance(at, SupportsIndex)}
+        positions = tuple(sorted(places))
         if len(positions) != len(step) or not positions or positions[0] < 0 or positions[-1] >= left:
             raise EinsumError(
                 f"optimize={optimize!r}: {tuple(step)} doesn't name distinct terms of the {left} that are left"

@@ -38,7 +38,9 @@ def read_bytes(limit: Any) -> int:
         found = re.fullmatch(r"\s*([\d.]+)\s*([A-Za-z]*)\s*", limit)
         if found and found[2] in _UNITS and re.fullmatch(r"\d+\.?\d*", found[1]):
             return int(float(found[1]) * _UNITS[found[2]])
-    elif not isinstance(limit, bool) and hasattr(limit, "__index__") and limit > 0:
+    elif (
+        not isinstance(limit, bool) and hasattr(limit, "__index__") and getattr(limit, "shape", ()) == () and limit > 0
+    ):
         return int(limit)
     raise EinsumError(f"memory_limit is a number of bytes, or a text such as '2GiB' or '500 MB', not {limit!r}")
 

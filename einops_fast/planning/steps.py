@@ -161,11 +161,12 @@ class _Equation(_Base):
 class Native(_Equation):
     """The framework's own einsum on ``equation`` (letters), because of ``reason``.
 
-    ``full`` is the number of multiply-adds over all labels.
+    ``full`` is the number of multiply-adds over all labels. ``plain``: of a dtype that the library has a GEMM of.
     """
 
     reason: str
     full: int
+    plain: bool = False
 
 
 class Contraction(_Equation):

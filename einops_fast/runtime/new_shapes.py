@@ -20,13 +20,14 @@ from einops_fast.planning.notation import Subscripts, bind_sizes
 from einops_fast.runtime.plan_cache import LIMIT, emptied_with_plans, keep
 from einops_fast.runtime.tuning import is_reproducible
 
-__all__ = ["AT_SECOND_CALL", "USUAL", "AtOnce", "Like", "NewShapes", "by_question", "came_with", "native_first"]
+__all__ = ["AT_SECOND_CALL", "CASTING", "OPTIMIZE", "ORDER", "USUAL", "AtOnce", "Like", "NewShapes", "by_question",
+           "came_with", "native_first"]  # fmt: skip
 
 AT_SECOND_CALL = True
 """Whether the plan of small operands is made at the second call with their shapes. Tests of plans set it to False."""
 
-USUAL = "K", "safe", "auto"
-"""Order, casting and optimizer of a call that may go to the framework first."""
+ORDER, CASTING, OPTIMIZE = USUAL = "K", "safe", "auto"
+"""Order, casting and optimizer of a call that may go to the framework first: interned, as all names in code are."""
 
 _PLANNED = 64
 """The calls after which shapes are planned on a GPU; on a CPU one is enough."""
@@ -79,13 +80,14 @@ class NewShapes:
     def _is_new(self, operands: Sequence[Any], seen: dict[Hashable, int]) -> bool:
         """Count the calls that came with these shapes, and return whether it's too early to plan them."""
         shapes = _shapes(operands)
-        calls = seen.get(shapes, 0)
-        if calls >= _PLANNED:
-            return False
         if len(seen) >= LIMIT:
             seen.clear()
-        on_gpu = _on_gpu(operands[0])
-        seen[shapes] = calls + 1 if on_gpu else _PLANNED
+        on_gpu, known = _on_gpu(operands[0]), len(seen)
+        calls = seen.setdefault(shapes, 0 if on_gpu else _PLANNED)  # one look: to hash shapes takes a microsecond
+        if calls >= _PLANNED:
+            return len(seen) > known
+        if on_gpu:
+            seen[shapes] = calls + 1
         if on_gpu and not calls:
             keep(self._likes, shapes, [Like(each.shape, each.stride(), each.dtype, each.device, each.requires_grad)
                                        for each in operands])  # fmt: skip
@@ -147,11 +149,12 @@ def native_first(
     if observed():  # an observer sees plans
         return None
     shapes = came_with(question)
-    if backend.loops is not None and (as_given or not isinstance(question[0], str)):
-        kind = type(operands[0])
-        know_loops(str(question[0]) if as_given else kind, kind, backend.loops)
     if not subscripts.equation.isascii():
         return None
+    if backend.loops is not None and (as_given or not isinstance(question[0], str)):
+        kind = type(operands[0])
+        product = backend.product(subscripts) if as_given and AT_SECOND_CALL else None
+        know_loops(str(question[0]) if as_given else kind, kind, backend.loops, product)
     if is_reproducible():
         # As later calls, which look at sizes alone, and not at what came before.
         spelled = [question[0], *operands] if as_given else [each for array in operands for each in (array, ())]
@@ -171,6 +174,7 @@ def _asked_first(subscripts: Subscripts, backend: Backend) -> AtOnce:
     if backend.loops is None:  # it goes by the elements of operands
         return backend.at_once
     inputs = subscripts.inputs
+    places = {label: (at, axis) for at, term in enumerate(inputs) for axis, label in enumerate(term)}.values()
 
     def at_once(operands: Sequence[Any]) -> Callable[..., Any] | None:
         if len(operands) != len(inputs):
@@ -179,10 +183,7 @@ def _asked_first(subscripts: Subscripts, backend: Backend) -> AtOnce:
             run = backend.at_once(operands, operands[0].size * operands[1].size)
             if run is not None:
                 return run
-        sizes: dict[str, int] = {}
-        for labels, operand in zip(inputs, operands, strict=True):
-            sizes.update(zip(labels, operand.shape, strict=False))
-        full = prod(sizes.values())
+        full = prod([operands[at].shape[axis] for at, axis in places])
         return None if len(operands) > 2 and full > _FEW else backend.at_once(operands, full)
 
     return at_once

@@ -105,11 +105,11 @@ def is_reproducible() -> bool:
 
 def holds(mode: str) -> bool:
     """Whether a call without an argument has this mode, so that an argument needs no :func:`autotune` block."""
-    return mode == _mode.get() and mode in MODES
+    return isinstance(mode, str) and mode == _mode.get() and mode in MODES
 
 
 def _checked(mode: str, what: str) -> str:
-    if mode not in MODES and mode is not ANY_SIZE:
+    if mode is not ANY_SIZE and not (isinstance(mode, str) and mode in MODES):
         *others, last = map(repr, MODES)
         raise EinsumError(f"{what} is one of {', '.join(others)} and {last}, not {mode!r}")
     return mode

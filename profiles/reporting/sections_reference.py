@@ -164,6 +164,8 @@ def _tree(module: str) -> tuple[ast.stmt, ...]:
     path = ROOT.joinpath(*module.split("."))
     source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     body = ast.parse(source.read_text("utf-8")).body
+    # Names that are imported when they are asked for are in blocks for type checkers.
+    body = [inner for each in body for inner in (each.body if isinstance(each, ast.If) else (each,))]
     # Overloads are for type checkers; the definition behind them has the docstring.
     return tuple([each for each in body if "overload" not in map(ast.unparse, getattr(each, "decorator_list", ()))])
 

@@ -42,6 +42,22 @@ def test_every_length_is_right_and_planned_when_it_comes_back(name: str) -> None
     assert planned[-1] == 5
 
 
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("single", [(1, 4), (3, 1)])
+def test_one_sequence_or_one_head_is_not_planned_for_each_length(name: str, single: tuple[int, int]) -> None:
+    call, order = CALLS[name]
+    planned = []
+    for sizes in (single, single, single, (3, 2), (1, 1)):
+        for q_len, kv_len in ((5 + len(planned), 7), (1, 4 + len(planned))):
+            q = torch.randn(*sizes, q_len, 8, dtype=torch.float64)
+            k, v = torch.randn(2, *sizes, kv_len, 8, dtype=torch.float64)
+            found = call(*[each.permute(order).contiguous() for each in (q, k, v)])
+            torch.testing.assert_close(found.permute(order), plain(q, k, v))
+            planned.append(len(attend._calls))
+    assert planned[2:] == [planned[2]] * 8
+    assert planned[2] <= 3
+
+
 OTHERS = {
     "gradients": lambda q, k: (q.requires_grad_(), k, k),
     "dtype": lambda q, k: (q.float(), k.float(), k.float()),

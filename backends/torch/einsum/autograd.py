@@ -18,6 +18,7 @@ import torch
 
 from einops_fast.backends.base import Backend, Run
 from einops_fast.backends.torch.autocast import outside_autocast
+from einops_fast.backends.torch.einsum.native import pair_einsum
 from einops_fast.backends.torch.function import recorded
 from einops_fast.einsum import fast_einsum
 from einops_fast.observing.observers import observed
@@ -94,8 +95,17 @@ _apply = recorded(FastEinsum)
 
 
 def _recorded(plan: Plan, run: Run) -> Run:
-    pair = _Pair.of(plan, run)
-    return partial(_apply, pair)
+    pair, equation = _Pair.of(plan, run), plan.subscripts.equation
+
+    def call(left: Any, right: Any) -> Any:
+        try:
+            return _apply(pair, left, right)
+        except RuntimeError:
+            if not (left.is_inference() or right.is_inference()) or not equation.isascii():
+                raise
+        return pair_einsum(equation, (left, right))  # which keeps copies for gradients, where it makes some
+
+    return call
 
 
 def _gathered(plan: Plan) -> str:

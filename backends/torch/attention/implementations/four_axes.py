@@ -260,8 +260,9 @@ class OnFourAxes(Implementation):
         """Return the axis of positions, if arrays of all other sizes go the same ways."""
         if len(arrays) != 3 or ways[0].change is not None or [*ways[:3]] != [ways[0]] * 3:
             return None
-        # Of axes of one element, and of gaps, no order can be told.
-        if any(array.dim() != 4 or 1 in array.shape or not array.is_contiguous() for array in arrays):
+        # Of several axes of one element, and of gaps, no order can be told.
+        single = {at for array in arrays for at, size in enumerate(array.shape) if size == 1}
+        if len(single) > 1 or any(array.dim() != 4 or not array.is_contiguous() for array in arrays):
             return None
         return (ways[0].order or (0, 1, 2, 3))[2] if self._by_axes_alone(spec, axes) else None
 

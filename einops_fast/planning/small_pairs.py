@@ -1,0 +1,73 @@
+"""Steps for small pairs of many operands, chosen in less time than it takes to price all ways to contract a pair.
+
+A copy of a few elements takes no longer than the call that makes it, so the cheapest GEMM is hardly cheaper than one
+that reads each operand in the order in which it lies, as far as that makes a matrix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+
+from einops_fast.planning.layout import Term, arranged, as_one, readable_by_gemm
+from einops_fast.planning.roles import Roles
+from einops_fast.planning.steps import AS_IS, Arrange, Gemm, Native
+
+__all__ = ["small_step"]
+
+_TINY, _TINY_ALONG_ONE = 64, 256
+"""Multiply-adds up to which NumPy's loops take no longer than a GEMM, and where one operand has all labels."""
+
+_SHORT, _SHORT_VECTOR = 2, 8
+"""The least sum that is left to a GEMM, and to one of a vector."""
+
+_SMALL = 1 << 12
+"""Elements that are copied in the time of a call."""
+
+
+def small_step(left: Term, right: Term, keep: list[str], output: str, sizes: Mapping[str, int]) -> Gemm | Native | None:
+    """Return the step that contracts two terms; ``None`` where ways to do that have to be priced.
+
+    Args:
+        left, right: the terms.
+        keep: labels that a later step needs.
+        output: labels of the answer.
+        sizes: extent of every label.
+    """
+    one, two = left.labels, right.labels
+    own = [label for label in two if label not in one]
+    full = left.size * prod([sizes[label] for label in own])
+    if output:
+        keep.sort(key=output.find)
+    kept, along_one = "".join(keep), full <= _TINY_ALONG_ONE and full in (left.size, right.size)
+    if (full <= _TINY or along_one) and not (left.unnamed or right.unnamed):
+        if len(one) == len(two) == len(kept) == 2 and one[0] == two[1]:
+            left, right, one, two = right, left, two, one
+        if len(one) == len(two) == len(kept) == 2 and one[1] == two[0] and one[1] not in kept:
+            m, k, n = [sizes[label] for label in one + two[1]]
+            return Gemm((left.slot, right.slot), one[0] + two[1], (m, n), AS_IS, AS_IS, (), m, n, k)
+        shape = tuple([sizes[label] for label in keep])
+        return Native.of((left.slot, right.slot), (one, two), kept, shape, "its elements are few", full, True)
+    roles = Roles(left, right, kept, sizes)
+    batch, rows, columns, contracted = roles.batch, roles.rows, roles.columns, roles.contracted
+    labels, (stack, m, n, k) = batch + rows + columns, roles.product
+    alone = len(one) + len(two) > 2 * len(batch + contracted) + len(rows + columns)
+    short = k < (_SHORT if rows and columns else _SHORT_VECTOR)
+    if alone or short or max(left.size, right.size, stack * m * n) > _SMALL:
+        return None
+    turn_left, turn_right = left.fastest in rows, right.fastest in contracted
+    how_left = _matrices(left, batch, rows, contracted, turn_left, sizes)
+    how_right = _matrices(right, batch, contracted, columns, turn_right, sizes)
+    stacks, shape = (stack,) if batch else (), roles.shape(labels)
+    return Gemm(roles.slots, labels, shape, how_left, how_right, stacks, m, n, k, turn_left, turn_right)
+
+
+def _matrices(term: Term, batch: str, rows: str, columns: str, turn: bool, sizes: Mapping[str, int]) -> Arrange:
+    """Return how a term is seen as a stack of matrices; ``turn``: of their transposes."""
+    every = [as_one(labels, term.strides, sizes) for labels in (batch, rows, columns)]
+    (stack, _), (m, row), (n, column) = every
+    lies = all(stride is not None for _, stride in every) and readable_by_gemm(m, row or 0, n, column or 0)
+    order, shape = (batch + columns + rows, (n, m)) if turn else (batch + rows + columns, (m, n))
+    perm = (*term.unnamed, *[term.places[label] for label in order])
+    moves = "" if lies else "its axes don't merge to a matrix that a GEMM can read"
+    return arranged(perm, term.shape, (stack, *shape) if batch else shape, moves)

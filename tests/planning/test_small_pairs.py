@@ -1,0 +1,112 @@
+"""Small pairs of many operands: their steps are right, and found without pricing all ways to contract a pair."""
+
+import itertools
+import random
+
+import numpy as np
+import opt_einsum
+import pytest
+
+from einops_fast import fast_einsum
+from einops_fast.planning import lowering
+from einops_fast.planning.notation import parse
+from einops_fast.runtime import new_shapes
+
+
+@pytest.fixture(autouse=True)
+def _plans(monkeypatch):
+    monkeypatch.setattr(new_shapes, "AT_SECOND_CALL", False)
+
+
+def _network(seed, count=14, dtype="float64"):
+    """Random tensors that share labels: in chains, in stars, with the result, with nobody, along diagonals."""
+    chance, numbers = random.Random(seed), np.random.default_rng(seed)
+    sizes = {label: chance.choice([1, 2, 2, 3]) for label in map(opt_einsum.get_symbol, range(18 + 50 * (seed % 2)))}
+    terms = ["".join(chance.choices(list(sizes)[-18:], k=chance.randint(0, 4))) for _ in range(count)]
+    every = sorted(set("".join(terms)))
+    output = "".join(chance.sample(every, k=min(len(every), chance.randint(0, 3))))
+    shapes = [[1 if chance.random() < 0.1 else sizes[label] for label in term] for term in terms]
+    for term, shape in zip(terms, shapes, strict=True):  # axes of one label agree within an operand
+        shape[:] = [shape[term.index(label)] for label in term]
+    arrays = []
+    for shape in shapes:
+        array = numbers.standard_normal(shape)
+        array = array + 1j * numbers.standard_normal(shape) if dtype.startswith("complex") else array
+        array = np.asarray(array, dtype)
+        lie = chance.choice(["C", "F", "expanded", "reversed"])
+        if lie == "F" and array.ndim:
+            array = np.asfortranarray(array)
+        elif lie == "reversed" and array.ndim:
+            array = array[::-1]
+        elif lie == "expanded" and array.ndim and array.shape[0] > 1:
+            array = np.broadcast_to(array[:1], array.shape)
+        arrays.append(array)
+    return f"{','.join(terms)}->{output}", arrays
+
+
+def _by_hand(equation, arrays):
+    """Multiply everything, label by label, with the labels of few operands summed as soon as nobody needs them."""
+    inputs, output = equation.split("->")
+    terms = inputs.split(",")
+    terms, values = list(terms), [np.asarray(array, "complex128") for array in arrays]
+    for at, (term, value) in enumerate(zip(terms, values, strict=True)):
+        unique = "".join(dict.fromkeys(term))
+        letters = {label: chr(97 + place) for place, label in enumerate(unique)}
+        spelled = "".join(letters[label] for label in term)
+        values[at], terms[at] = np.einsum(f"{spelled}->{''.join(letters.values())}", value), unique
+    while len(terms) > 1:
+        one, two = terms.pop(0), terms.pop(0)
+        a, b = values.pop(0), values.pop(0)
+        labels = "".join(dict.fromkeys(one + two))
+        a = a[tuple(slice(None) if label in one else None for label in labels)]
+        order = sorted(range(len(two)), key=lambda at: labels.index(two[at]))
+        b = b.transpose(order)[tuple(slice(None) if label in two else None for label in labels)]
+        full = a * b
+        # An axis of size 1 broadcasts, also to operands that come later, so only what no later one has is summed.
+        gone = [at for at, label in enumerate(labels) if label not in output and not any(label in t for t in terms)]
+        terms.insert(0, "".join(label for at, label in enumerate(labels) if at not in gone))
+        values.insert(0, full.sum(axis=tuple(gone)))
+    term, value = terms[0], values[0]
+    gone = tuple(at for at, label in enumerate(term) if label not in output)
+    value, term = value.sum(axis=gone), "".join(label for label in term if label in output)
+    return value.transpose([term.index(label) for label in output])
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "complex128"])
+@pytest.mark.parametrize("seed", range(24))
+def test_networks_are_contracted_right(seed, dtype):
+    equation, arrays = _network(seed, dtype=dtype)
+    expected = _by_hand(equation, arrays)
+    for _ in range(2):
+        result = fast_einsum(equation, *arrays)
+        assert result.dtype == dtype
+        accuracy = 1e-3 if dtype == "float32" else 1e-9
+        np.testing.assert_allclose(
+            result, expected, rtol=accuracy, atol=accuracy * (1 + np.abs(expected).max(initial=0))
+        )
+
+
+@pytest.mark.parametrize("extent", [2, 6])
+def test_small_pairs_are_not_priced(monkeypatch, extent):
+    priced = []
+    contract_pair = lowering.contract_pair
+    monkeypatch.setattr(lowering, "contract_pair", lambda *call: priced.append(call) or contract_pair(*call))
+    numbers = np.random.default_rng(0)
+    terms = [
+        f"{opt_einsum.get_symbol(at)}{opt_einsum.get_symbol(at + 1)}{opt_einsum.get_symbol(60)}" for at in range(40)
+    ]
+    arrays = [numbers.standard_normal((extent, extent, 2)) for _ in terms]
+    fast_einsum(",".join(terms) + "->" + terms[0][0] + terms[-1][1], *arrays)
+    assert len(priced) <= 1  # the last pair makes the answer
+
+
+def test_labels_beyond_ascii_are_read_as_letters_are():
+    labels = [opt_einsum.get_symbol(at) for at in (51, 52, 74, 75, 500)]  # one of them is a multiplication sign
+    equation = ",".join(a + b for a, b in itertools.pairwise(labels)) + "->" + labels[0] + labels[-1]
+    subscripts = parse(equation, (2,) * 4)
+    plain = parse("ab,bc,cd,de->ae", (2,) * 4)
+    renamed = dict(zip(dict.fromkeys("".join(subscripts.inputs)), "abcde", strict=True))
+    assert subscripts.equation.translate(str.maketrans(renamed)) == plain.equation
+    assert [label for _, label in subscripts.names] == labels
+    assert all(letter.isalpha() for letter, _ in subscripts.names)
+    assert not subscripts.in_letters
