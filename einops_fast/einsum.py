@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any, overload
 
 from einops_fast.annotations import ArrayT, Autotune, Casting, Nested, Order, Precision
@@ -19,20 +18,21 @@ from einops_fast.arguments import (
     read_options,
 )
 from einops_fast.backends import Backend, awake_types, backend_for_type, get_backend
-from einops_fast.errors import EinsumError, ShapeError, point_at
+from einops_fast.errors import EinsumError, ShapeError, out_of_memory, point_at
 from einops_fast.foreign import dispatch, hand_over
 from einops_fast.patching.small_calls import REAL, known_loops, loops_suffice
 from einops_fast.planning.compositions import Composition, composition
 from einops_fast.planning.notation import Subscripts, bind_sizes
 from einops_fast.planning.plan import Plan, compile_plan, make_plan
-from einops_fast.runtime import tracing, tuning
+from einops_fast.runtime import tracing
+from einops_fast.runtime.limits import limit_now
 from einops_fast.runtime.new_shapes import USUAL, by_question, came_with, native_first
 from einops_fast.runtime.plan_cache import compiled, has_room, recall, remember, remember_alike
-from einops_fast.runtime.precision import allow_precision, allowed
+from einops_fast.runtime.settings import settings, settings_hold
 from einops_fast.runtime.traced import call_traced
 from einops_fast.runtime.tuning import is_reproducible
 
-__all__ = ["fast_einsum", "plan_arguments", "plan_call", "result_at_once", "settings", "settings_hold", "with_sizes"]
+__all__ = ["fast_einsum", "plan_arguments", "plan_call", "result_at_once", "with_sizes"]
 
 
 @overload
@@ -90,7 +90,9 @@ def fast_einsum(
         precision: ``'tf32'`` or ``'tf32x3'``: what tensor cores may make of float32 products on a GPU beyond the
             framework's own setting; see :func:`einops_fast.allow_precision`, whose block this argument stands for.
         memory_limit: bytes, or a text such as ``'2GiB'``: the most that the call allocates at a time, its result
-            included. What takes more is contracted in pieces, and gradients are, too, a piece at a time.
+            included. What takes more is contracted in pieces, and gradients are, too, a piece at a time. See
+            :func:`einops_fast.memory_limit`, whose block this argument stands for. Without any, the free memory is the
+            limit: a call that runs out of it is contracted once more in pieces.
         sizes: of axes, by name: those that no array tells, such as ``h=8``; others are checked.
 
     Returns:
@@ -122,9 +124,15 @@ def fast_einsum(
         return with_sizes(operands, sizes, out, dtype=dtype, autotune=autotune, precision=precision, **options)
     if tracing.is_compiling():
         return call_traced(operands, out, dtype, order, casting, optimize, autotune, precision)
+    if limit_now():
+        from einops_fast.limited import einsum_within
+
+        options = {"dtype": dtype, "order": order, "casting": casting, "optimize": optimize}
+        return einsum_within(None, operands, sizes, out, options, autotune, precision)
     if (autotune is not None or precision is not None) and not settings_hold(autotune, precision):
         with settings(autotune, precision):
             return fast_einsum(*operands, out=out, dtype=dtype, order=order, casting=casting, optimize=optimize)
+    failure = None
     equation = operands[0] if operands else None
     in_text = type(equation) is str
     if out is None and dtype is None:
@@ -171,28 +179,18 @@ def fast_einsum(
             except (KeyError, IndexError, AttributeError, TypeError):
                 pass
             else:
-                return run(*arrays)
-    return _call(operands, out, dtype, order, casting, optimize)
+                try:
+                    return run(*arrays)
+                except (MemoryError, RuntimeError) as error:
+                    failure = out_of_memory(error)
+    if failure is None:
+        try:
+            return _call(operands, out, dtype, order, casting, optimize)
+        except (MemoryError, RuntimeError) as error:
+            failure = out_of_memory(error)
+    from einops_fast.limited import answer
 
-
-def settings_hold(autotune: Any, precision: Any) -> bool:
-    """Return whether what is given is set already, so that no block of :func:`settings` is needed."""
-    return (autotune is None or tuning.holds(autotune)) and (precision is None or precision == allowed())
-
-
-@contextmanager
-def settings(autotune: Any, precision: Any) -> Iterator[None]:
-    """Set what is given of the arguments of :func:`fast_einsum` for a block.
-
-    Raises:
-        EinsumError: there is no such mode, or no such precision.
-    """
-    with ExitStack() as stack:
-        if autotune is not None:
-            stack.enter_context(tuning.autotune(autotune))
-        if precision is not None:
-            stack.enter_context(allow_precision(precision))
-        yield
+    return answer(failure, operands, out, dtype=dtype, order=order, casting=casting, optimize=optimize)
 
 
 def _call(operands: Sequence[Any], out: Any, dtype: Any, order: str, casting: str, optimize: Any) -> Any:

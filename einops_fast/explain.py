@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from einops_fast.annotations import Autotune, Casting, Precision
 from einops_fast.backends import get_backend
-from einops_fast.einsum import plan_arguments, settings
+from einops_fast.einsum import plan_arguments
 from einops_fast.errors import OperandError, ShapeError
+from einops_fast.runtime.settings import settings
 
 if TYPE_CHECKING:
     from einops_fast.explanation import Explanation
@@ -98,7 +99,7 @@ def _explained(
     # Few programs explain anything: none should wait for this when it imports the package.
     from einops_fast.explanation import explanation_of
     from einops_fast.limited import slicing_of
-    from einops_fast.planning.slicing import read_bytes
+    from einops_fast.runtime.limits import read_bytes
 
     plan = None if memory_limit is None else partial(slicing_of, limit=read_bytes(memory_limit))
     return explanation_of(plan_arguments(operands, dtype, casting, optimize, sizes, plan))

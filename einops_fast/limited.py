@@ -10,25 +10,36 @@ from functools import cached_property, partial
 from time import monotonic
 from typing import Any
 
-from einops_fast.arguments import hashable, own_arrays, read_call, read_options
+from einops_fast.arguments import (
+    hashable,
+    is_dispatched,
+    is_handed_over,
+    known_backend,
+    own_arrays,
+    read_call,
+    read_options,
+)
 from einops_fast.backends import Backend
-from einops_fast.einsum import fast_einsum, settings, with_sizes
-from einops_fast.errors import EinsumError, OperandError
+from einops_fast.einsum import fast_einsum, with_sizes
+from einops_fast.errors import OperandError
 from einops_fast.observing.progress import progress
 from einops_fast.planning.compositions import composition
+from einops_fast.planning.cost import ITEM_SIZES
 from einops_fast.planning.layout import contiguous_strides
 from einops_fast.planning.notation import Subscripts, bind_sizes
 from einops_fast.planning.parts import Rest
 from einops_fast.planning.path import Network, candidate_paths
 from einops_fast.planning.plan import Plan, compile_plan, make_plan
-from einops_fast.planning.slicing import Slicing, cheapest_slicing, read_bytes
+from einops_fast.planning.slicing import Slicing, cheapest_slicing
 from einops_fast.planning.steps import Cast
 from einops_fast.planning.target import Operand
+from einops_fast.runtime.limits import current_limit, limit_now, read_bytes, unlimited
 from einops_fast.runtime.loops import in_loops
 from einops_fast.runtime.plan_cache import emptied_with_plans, keep
+from einops_fast.runtime.settings import settings
 from einops_fast.runtime.tracing import is_tracing
 
-__all__ = ["Pieces", "einsum_within", "slicing_of"]
+__all__ = ["Pieces", "answer", "einsum_within", "slicing_of"]
 
 _UNSEEN = 2.0
 """Seconds after which somebody who waits at a terminal is told how far a call is."""
@@ -47,7 +58,8 @@ class Pieces:
         """Return the piece of the result that pieces of the operands make."""
         subscripts = self.slicing.subscripts
         options: dict[str, Any] = {"dtype": self.dtype, "casting": self.casting, "optimize": self.slicing.rest.path}
-        return fast_einsum(subscripts.equation, *operands, **options)
+        with unlimited():
+            return fast_einsum(subscripts.equation, *operands, **options)
 
     def __call__(self, *operands: Any) -> Any:
         if self.slicing.items:
@@ -137,33 +149,74 @@ def _einsum_within(memory_limit: Any, operands: Sequence[Any], sizes: Mapping[st
     """Return what :func:`einops_fast.fast_einsum` does within a limit; its other arguments are as there.
 
     Args:
-        memory_limit: bytes, or a text such as ``'2GiB'``.
+        memory_limit: bytes, or a text such as ``'2GiB'``; ``None`` for that of the block around the call.
         operands, sizes, out, autotune, precision: as there.
         options: its dtype, order, casting and optimize.
     """
-    limit = read_bytes(memory_limit)
-    if is_tracing():
-        raise OperandError("memory_limit isn't for code that is traced: what it's compiled to allocates otherwise")
-    with settings(autotune, precision):
-        call = read_call(operands)
-        if sizes or composition(call.spelled) is not None:
-            return with_sizes(operands, sizes, out, memory_limit=limit, **options)
-        backend, arrays = own_arrays(call.arrays, out)
-        if backend.is_recording(arrays):
-            raise OperandError("memory_limit isn't for code that is traced: arrays have other sizes when it runs")
-        dtype, casting, optimize = options["dtype"], options["casting"], options["optimize"]
-        if out is not None and dtype is None:
-            dtype = backend.dtype_with(arrays, out)
-        order = read_options(options["order"], casting)
+    limit = current_limit() if memory_limit is None else read_bytes(memory_limit)
+    try:
+        with unlimited(), settings(autotune, precision):
+            return _limited(limit, operands, sizes, out, **options)
+    except _NoPieces:
+        if memory_limit is not None:
+            raise
+    run: Any = fast_einsum
+    with unlimited():
+        return run(*operands, out=out, autotune=autotune, precision=precision, **options, **sizes)
+
+
+class _NoPieces(OperandError):
+    """A call can't be contracted in pieces at all."""
+
+
+def _limited(limit: int, operands: Sequence[Any], sizes: Mapping[str, int], out: Any, dtype: Any, order: Any,
+             casting: Any, optimize: Any) -> Any:  # fmt: skip
+    call = read_call(operands)
+    backend, arrays = known_backend(call.arrays, out), call.arrays
+    if is_tracing() or (backend is not None and backend.is_recording(arrays)):
+        raise _NoPieces("memory_limit isn't for code that is traced: what it's compiled to allocates otherwise")
+    if backend is None and (is_dispatched([*arrays, out]) or is_handed_over(arrays)):
+        raise _NoPieces("memory_limit isn't for arrays of no backend, whose einsum is their own")
+    if sizes or composition(call.spelled) is not None:
+        options = {"dtype": dtype, "order": order, "casting": casting, "optimize": optimize}
+        return with_sizes(operands, sizes, out, memory_limit=limit, **options)
+    backend, arrays = own_arrays(arrays, out)
+    if out is not None and dtype is None:
+        dtype = backend.dtype_with(arrays, out)
+    order = read_options(order, casting)
+    key = (hashable(call.spelled), dtype, casting, hashable(optimize), limit), backend.signature(arrays)
+    pieces = _pieces.get(key)
+    if pieces is None:
         subscripts = call.subscripts(tuple([len(array.shape) for array in arrays]))
-        key = (hashable(call.spelled), dtype, casting, hashable(optimize), limit), backend.signature(arrays)
-        pieces = _pieces.get(key)
-        if pieces is None:
-            slicing = slicing_of(subscripts, backend, arrays, dtype, casting, optimize, limit)
-            pieces = Pieces(slicing, backend, dtype, casting)
-            keep(_pieces, key, pieces)
-        result = backend.in_pieces(pieces, arrays)(*arrays) if pieces.slicing.extents else pieces.contract(arrays)
+        slicing = slicing_of(subscripts, backend, arrays, dtype, casting, optimize, limit)
+        pieces = Pieces(slicing, backend, dtype, casting)
+        keep(_pieces, key, pieces)
+    result = backend.in_pieces(pieces, arrays)(*arrays) if pieces.slicing.extents else pieces.contract(arrays)
     return result if out is None and order == "K" else backend.finish(result, out, order, casting)
+
+
+def answer(failure: Exception, operands: Sequence[Any], out: Any, **options: Any) -> Any:
+    """Contract in pieces, within the free memory, what was out of memory; raise what failed if that is of no use.
+
+    Args:
+        failure: what a library's call raised.
+        operands, out: of the call, as for :func:`einops_fast.fast_einsum`.
+        options: its dtype, order, casting and optimize.
+    """
+    call = read_call(operands)
+    backend, arrays = own_arrays(call.arrays, out)
+    room = backend.room(arrays)
+    try:
+        if room is None or limit_now() == 0:  # nobody knows, or this is a piece
+            raise _NoPieces("")
+        subscripts = call.subscripts(tuple([len(array.shape) for array in arrays]))
+        plan = options["dtype"], options["casting"], options["optimize"]
+        free = room * max([ITEM_SIZES.get(backend.inspect(array).dtype, 8) for array in arrays])
+        peak = slicing_of(subscripts, backend, arrays, *plan, limit=sys.maxsize).peak
+        # What didn't fit takes less than is free where memory is in fragments, or others have taken it.
+        return _einsum_within(min(free, peak // 2), operands, {}, out, options, None, None)
+    except (MemoryError, RuntimeError):  # EinsumError among them
+        raise failure from None
 
 
 def slicing_of(
@@ -174,7 +227,7 @@ def slicing_of(
     numerics = backend.numerics_of(subscripts, arrays, dtype, casting)
     sizes = bind_sizes(subscripts, [operand.shape for operand in operands])
     if numerics.whole:
-        raise EinsumError("memory_limit isn't for dtypes whose contraction is left to the framework's own einsum")
+        raise _NoPieces("memory_limit isn't for dtypes whose contraction is left to the framework's own einsum")
 
     def plan_of(rest: Rest, extents: Mapping[str, int]) -> Plan:
         parts = [tuple([sizes[label] for label in term]) for term in rest.subscripts.inputs[: len(rest.parts)]]

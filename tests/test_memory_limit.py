@@ -1,7 +1,12 @@
 """A call with a memory limit gives what it gives without, in pieces, and allocates no more."""
 
+import os
+import pickle
+import subprocess
+import sys
 import tracemalloc
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -11,11 +16,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from optional_mxnet import mxnet_or_skip
 
-from einops_fast import explain, fast_einsum
+import einops_fast
+from einops_fast import contract_expression, explain, fast_einsum
+from einops_fast.backends import get_backend
 from einops_fast.errors import EinsumError, OperandError, ShapeError
 from einops_fast.planning.notation import parse
 from einops_fast.planning.parts import Rest
-from einops_fast.planning.slicing import Slicing, read_bytes
+from einops_fast.planning.slicing import Slicing
+from einops_fast.runtime.limits import read_bytes
+from einops_fast.runtime.plan_cache import clear_plans
 
 PYTHON = 1 << 15
 """Bytes of the interpreter's own objects, about: plans, views, loops."""
@@ -210,6 +219,108 @@ def test_pieces_cover_all_once() -> None:
         seen[left] += 1
     assert (seen == 1).all()
     assert slicing.adds
+
+
+def peak_of(call: Callable[[], Any]) -> tuple[Any, int]:
+    """Return what a call does the second time, and the most bytes that it takes then."""
+    call()
+    tracemalloc.start()
+    try:
+        return call(), tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_limits_of_blocks_functions_and_expressions() -> None:
+    equation, arrays, limit = operands("ring")
+    exact, most = peak_of(lambda: fast_einsum(equation, *arrays))
+    assert most > limit + PYTHON
+
+    def in_a_block() -> Any:
+        with einops_fast.memory_limit(f"{limit / 1000} kB"):
+            return fast_einsum(equation, *arrays)
+
+    @einops_fast.memory_limit(limit)
+    def decorated() -> Any:
+        return fast_einsum(equation, *arrays)
+
+    @einops_fast.memory_limit(limit)
+    def steps() -> Any:
+        yield fast_einsum(equation, *arrays)
+
+    plain = contract_expression(equation, *arrays)
+    expression = contract_expression(equation, *arrays, memory_limit=limit)
+    constants = contract_expression(equation, *arrays, constants=[0, 2], memory_limit=limit)
+    calls = [
+        in_a_block, decorated, lambda: next(steps()), lambda: expression(*arrays),
+        lambda: pickle.loads(pickle.dumps(expression))(*arrays), lambda: constants(*arrays[1::2]),
+        einops_fast.memory_limit(limit)(lambda: plain(*arrays)),
+    ]  # fmt: skip
+    for call in calls:
+        found, peak = peak_of(call)
+        np.testing.assert_allclose(found, exact)
+        assert peak <= limit + PYTHON
+    assert peak_of(lambda: plain(*arrays))[1] > limit + PYTHON
+    with pytest.raises(EinsumError, match="memory_limit is a number of bytes"):
+        einops_fast.memory_limit("much")
+
+
+def test_a_block_leaves_alone_what_has_no_pieces() -> None:
+    objects = np.array([[1, 2], [3, 4]], object)
+    with einops_fast.memory_limit(1000):
+        assert (fast_einsum("ij,jk,kl->il", objects, objects, objects) == objects @ objects @ objects).all()
+        with pytest.raises(EinsumError, match="too little"):
+            fast_einsum("i,j->ij", np.ones(100), np.ones(100))
+
+
+def test_the_environment_sets_a_limit() -> None:
+    program = """
+import numpy as np, einops_fast
+try:
+    print(einops_fast.fast_einsum("i,j->ij", np.ones(100), np.ones(100)).shape)
+except einops_fast.EinsumError as error:
+    print(error)
+"""
+    for limit, words in (
+        ("1 MB", "(100, 100)"),
+        ("10 kB", "too little"),
+        ("10 k", "EINOPS_FAST_MEMORY_LIMIT is"),
+    ):
+        environment = {**os.environ, "EINOPS_FAST_MEMORY_LIMIT": limit}
+        shown = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+        assert words in shown.stdout, shown.stderr
+
+
+@pytest.mark.parametrize("as_expression", [False, True])
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError("a"), *map(RuntimeError, ("CUDA out of memory.", "[alloc_cpu.cpp] can't allocate memory: you tried"))],
+)
+def test_out_of_memory_is_answered_by_pieces(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, as_expression: bool
+) -> None:
+    equation, arrays, _ = operands("ring")
+    exact, backend, failures = fast_einsum(equation, *arrays), get_backend("numpy"), []
+
+    def matmul(a: Any, b: Any, **options: Any) -> Any:
+        result = np.matmul(a, b, **options)
+        if result.size > 6000:
+            failures.append(result.size)
+            raise error
+        return result
+
+    clear_plans()
+    monkeypatch.setattr(backend, "matmul", matmul)
+    monkeypatch.setattr(backend, "room", lambda operands: 1 << 20)
+    call = contract_expression(equation, *arrays) if as_expression else partial(fast_einsum, equation)
+    for number in range(1, 3):
+        np.testing.assert_allclose(call(*arrays), exact)
+        assert len(failures) == number
+    monkeypatch.setattr(backend, "room", lambda operands: None)
+    with pytest.raises(type(error), match=str(error)[-8:]):
+        call(*arrays)
+    monkeypatch.undo()
+    clear_plans()
 
 
 # ---- torch

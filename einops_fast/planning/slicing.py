@@ -7,13 +7,11 @@ limit costs.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from heapq import nlargest
 from itertools import product
 from math import inf, log, prod
 from random import Random
-from typing import Any
 
 from einops_fast.errors import EinsumError
 from einops_fast.planning.cost import ITEM_SIZES
@@ -24,10 +22,7 @@ from einops_fast.planning.plan import Plan
 from einops_fast.planning.steps import Diagonal, Gemm, Select, Step, View
 from einops_fast.record import Record
 
-__all__ = ["Slicing", "cheapest_slicing", "read_bytes"]
-
-_UNITS = {"": 1, **{f"{prefix}B": 1000**at for at, prefix in enumerate(("", "k", "M", "G", "T"))},
-          **{f"{prefix}iB": 1024**at for at, prefix in enumerate("KMGT", 1)}}  # fmt: skip
+__all__ = ["Slicing", "cheapest_slicing", "is_view"]
 
 _TRIALS = 3
 """Searches for cuts: the first is greedy, the others are so with more and more noise."""
@@ -51,21 +46,6 @@ _PYTHON = 4e-6
 """Seconds that a step takes in Python."""
 
 Index = tuple[slice, ...]
-
-
-def read_bytes(limit: Any) -> int:
-    """Return a memory limit in bytes: a number of them, or a text such as ``'2GiB'``.
-
-    >>> read_bytes(4096), read_bytes('1.5 MiB')
-    (4096, 1572864)
-    """
-    if isinstance(limit, str):
-        found = re.fullmatch(r"\s*([\d.]+)\s*([A-Za-z]*)\s*", limit)
-        if found and found[2] in _UNITS and re.fullmatch(r"\d+\.?\d*", found[1]):
-            return int(float(found[1]) * _UNITS[found[2]])
-    elif not isinstance(limit, bool) and hasattr(limit, "__index__") and limit > 0:
-        return int(limit)
-    raise EinsumError(f"memory_limit is a number of bytes, or a text such as '2GiB' or '500 MB', not {limit!r}")
 
 
 class Slicing(Record):
@@ -360,5 +340,6 @@ def is_view(step: Step) -> bool:
 
 
 def _in_words(size: int) -> str:
-    unit = max((name for name in _UNITS if "i" in name and size >= _UNITS[name]), key=_UNITS.__getitem__, default="")
-    return f"{size / _UNITS[unit]:.3g} {unit}" if unit else f"{size} bytes"
+    units = [(1 << 10 * at, name) for at, name in ((3, "GiB"), (2, "MiB"), (1, "KiB")) if size >> 10 * at]
+    unit, name = units[0] if units else (1, "")
+    return f"{size / unit:.3g} {name}" if name else f"{size} bytes"
