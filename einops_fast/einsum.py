@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from importlib import import_module
 from typing import Any, overload
 
 from einops_fast.annotations import ArrayT, Autotune, Casting, Nested, Order, Precision
@@ -21,8 +22,9 @@ from einops_fast.backends import Backend, awake_types, backend_for_type, get_bac
 from einops_fast.errors import EinsumError, ShapeError, out_of_memory, point_at
 from einops_fast.foreign import dispatch, hand_over
 from einops_fast.patching.small_calls import REAL, known_loops, loops_suffice
-from einops_fast.planning.compositions import Composition, composition
+from einops_fast.planning.compositions import Composition, check_sizes, composition
 from einops_fast.planning.notation import Subscripts, bind_sizes
+from einops_fast.planning.path import is_sliced
 from einops_fast.planning.plan import Plan, compile_plan, make_plan
 from einops_fast.runtime import tracing
 from einops_fast.runtime.limits import limit_now
@@ -84,7 +86,8 @@ def fast_einsum(
         optimize: how to choose the order of contraction of three and more operands: ``'auto'``, ``True``,
             ``False`` (left to right), the name of an opt_einsum optimizer or an optimizer, an explicit path, or
             ``(optimizer, memory_limit)``: the most elements that an intermediate may have, or ``'max_input'`` for as
-            many as the largest operand or the result. Without a limit, the free memory is one.
+            many as the largest operand or the result. Without a limit, the free memory is one. A tree or an optimizer
+            of cotengra's is taken with its slices.
         autotune: ``'auto'``, ``'never'`` or ``'always'``: whether kernels on a GPU are chosen by timing them; see
             :func:`einops_fast.autotune`, whose block this argument stands for.
         precision: ``'tf32'`` or ``'tf32x3'``: what tensor cores may make of float32 products on a GPU beyond the
@@ -115,20 +118,16 @@ def fast_einsum(
         (2, 3, 5, 6)
     """
     if memory_limit is not None:
-        from einops_fast.limited import einsum_within  # which contracts pieces by this function
-
         options = {"dtype": dtype, "order": order, "casting": casting, "optimize": optimize}
-        return einsum_within(memory_limit, operands, sizes, out, options, autotune, precision)
+        return _limited("einsum_within", memory_limit, operands, sizes, out, options, autotune, precision)
     if sizes or (tracing.is_compiling() and operands and composition(operands[0]) is not None):
         options = {"order": order, "casting": casting, "optimize": optimize}
         return with_sizes(operands, sizes, out, dtype=dtype, autotune=autotune, precision=precision, **options)
     if tracing.is_compiling():
         return call_traced(operands, out, dtype, order, casting, optimize, autotune, precision)
     if limit_now():
-        from einops_fast.limited import einsum_within
-
         options = {"dtype": dtype, "order": order, "casting": casting, "optimize": optimize}
-        return einsum_within(None, operands, sizes, out, options, autotune, precision)
+        return _limited("einsum_within", None, operands, sizes, out, options, autotune, precision)
     if (autotune is not None or precision is not None) and not settings_hold(autotune, precision):
         with settings(autotune, precision):
             return fast_einsum(*operands, out=out, dtype=dtype, order=order, casting=casting, optimize=optimize)
@@ -188,9 +187,13 @@ def fast_einsum(
             return _call(operands, out, dtype, order, casting, optimize)
         except (MemoryError, RuntimeError) as error:
             failure = out_of_memory(error)
-    from einops_fast.limited import answer
+    options = {"dtype": dtype, "order": order, "casting": casting, "optimize": optimize}
+    return _limited("answer", failure, operands, out, **options)
 
-    return answer(failure, operands, out, dtype=dtype, order=order, casting=casting, optimize=optimize)
+
+def _limited(name: str, *arguments: Any, **options: Any) -> Any:
+    """Call a function of :mod:`einops_fast.limited`, which contracts pieces by the functions here."""
+    return getattr(import_module("einops_fast.limited"), name)(*arguments, **options)
 
 
 def _call(operands: Sequence[Any], out: Any, dtype: Any, order: str, casting: str, optimize: Any) -> Any:
@@ -290,7 +293,7 @@ def _with_an_axis_each(call: Call, sizes: Mapping[str, int]) -> tuple[Compositio
         subscripts = call.subscripts(tuple(map(len, shapes)))
         known = bind_sizes(subscripts, shapes)
         told = {str(name): known[letter] for letter, name in subscripts.names if letter in known}
-        _check_sizes(sizes, told, subscripts.text)
+        check_sizes(sizes, told, subscripts.text)
         for name, size in sizes.items():
             if told[name] != size:
                 raise ShapeError(point_at(f"axis {name!r} has size {told[name]}, not {size} as given", subscripts.text))
@@ -299,7 +302,7 @@ def _with_an_axis_each(call: Call, sizes: Mapping[str, int]) -> tuple[Compositio
         axes = tuple(map(tuple, (*subscripts.inputs, subscripts.output)))
         named = tuple([(letter, str(name)) for letter, name in subscripts.names])
         found = Composition(subscripts.text, subscripts.equation, axes[:-1], axes[-1], named)
-    _check_sizes(sizes, found.names.values(), found.text)
+    check_sizes(sizes, found.names.values(), found.text)
     wanted = found.shapes(shapes, sizes)
     if any_size is not None:
         return found, [any_size.split(*each) for each in zip(arrays, found.fixed(shapes, sizes), strict=True)]
@@ -313,15 +316,6 @@ def _of_any_size(arrays: Sequence[Any]) -> Backend | None:
     """The backend of arrays whose framework traces the call for arrays of any size, but in a way of its own."""
     backend = None if tracing.is_tracing() else backend_for_type(type(arrays[0]))
     return backend if backend is not None and backend.any_size() else None
-
-
-def _check_sizes(sizes: Mapping[str, int], names: Collection[str], equation: str) -> None:
-    for name, size in sizes.items():
-        if name not in names:
-            raise TypeError(f"fast_einsum() got an unexpected keyword argument {name!r}: {equation!r} has no such axis")
-        if not isinstance(size, str) and hasattr(size, "__index__") and size >= 0:
-            continue
-        raise ShapeError(point_at(f"the size of axis {name!r} is no number that it can have: {size!r}", equation))
 
 
 def result_at_once(
@@ -349,12 +343,15 @@ def _compile(
 ) -> Callable[..., Any]:
     """The plan as a callable that gives its result in the order asked for."""
     subscripts = call.subscripts(tuple([len(array.shape) for array in arrays]))
-    plan = plan_call(subscripts, backend, arrays, dtype, casting, optimize, order)
-    run = compile_plan(plan, backend)
+    run: Callable[..., Any]
+    if is_sliced(optimize):
+        run = _limited("in_slices", subscripts, backend, arrays, dtype, casting, optimize)
+    else:
+        run = compile_plan(plan_call(subscripts, backend, arrays, dtype, casting, optimize, order), backend)
     if order == "K":
         return run
     if order == "A":
-        order = "F" if all(operand.fortran for operand in plan.operands) else "C"
+        order = "F" if all(backend.inspect(array).fortran for array in arrays) else "C"
     return lambda *operands: backend.finish(run(*operands), None, order, casting)
 
 

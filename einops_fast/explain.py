@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from einops_fast.annotations import Autotune, Casting, Precision
 from einops_fast.backends import get_backend
 from einops_fast.einsum import plan_arguments
 from einops_fast.errors import OperandError, ShapeError
+from einops_fast.planning.path import is_sliced
 from einops_fast.runtime.settings import settings
 
 if TYPE_CHECKING:
@@ -101,5 +103,6 @@ def _explained(
     from einops_fast.limited import slicing_of
     from einops_fast.runtime.limits import read_bytes
 
-    plan = None if memory_limit is None else partial(slicing_of, limit=read_bytes(memory_limit))
+    limit = sys.maxsize if memory_limit is None else read_bytes(memory_limit)
+    plan = None if memory_limit is None and not is_sliced(optimize) else partial(slicing_of, limit=limit)
     return explanation_of(plan_arguments(operands, dtype, casting, optimize, sizes, plan))

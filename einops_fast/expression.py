@@ -23,7 +23,7 @@ from einops_fast.einsum import fast_einsum, plan_call, result_at_once
 from einops_fast.errors import OperandError, ShapeError, out_of_memory, point_at
 from einops_fast.foreign import dispatch
 from einops_fast.planning.notation import Subscripts, bind_sizes, parse
-from einops_fast.planning.path import check_optimize
+from einops_fast.planning.path import check_optimize, is_sliced
 from einops_fast.planning.plan import Plan, compile_plan
 from einops_fast.runtime.constants import cheapest_folding
 from einops_fast.runtime.limits import limit_now, read_bytes
@@ -228,7 +228,7 @@ class ContractExpression:
         if is_tracing():
             return self._call_traced(operands, out)
         options = self._options
-        if self._limit is not None or limit_now():
+        if self._limit is not None or limit_now() or is_sliced(self._optimize):
             self._check_shapes(operands)
             return fast_einsum(self._letters, *operands, out=out, memory_limit=self._limit, **options)
         backend = known_backend(operands, out)

@@ -28,7 +28,7 @@ from einops_fast.planning.cost import ITEM_SIZES
 from einops_fast.planning.layout import contiguous_strides
 from einops_fast.planning.notation import Subscripts, bind_sizes
 from einops_fast.planning.parts import Rest
-from einops_fast.planning.path import Network, candidate_paths
+from einops_fast.planning.path import Network, candidate_paths, with_slices
 from einops_fast.planning.plan import Plan, compile_plan, make_plan
 from einops_fast.planning.slicing import Slicing, cheapest_slicing
 from einops_fast.planning.steps import Cast
@@ -39,7 +39,7 @@ from einops_fast.runtime.plan_cache import emptied_with_plans, keep
 from einops_fast.runtime.settings import settings
 from einops_fast.runtime.tracing import is_tracing
 
-__all__ = ["Pieces", "answer", "einsum_within", "slicing_of"]
+__all__ = ["Pieces", "answer", "einsum_within", "in_slices", "slicing_of"]
 
 _UNSEEN = 2.0
 """Seconds after which somebody who waits at a terminal is told how far a call is."""
@@ -219,6 +219,14 @@ def answer(failure: Exception, operands: Sequence[Any], out: Any, **options: Any
         raise failure from None
 
 
+def in_slices(subscripts: Subscripts, backend: Backend, arrays: Sequence[Any], dtype: Any, casting: str,
+              optimize: Any) -> Callable[..., Any]:  # fmt: skip
+    """Return what contracts operands in the slices of a tree."""
+    slicing = slicing_of(subscripts, backend, arrays, dtype, casting, optimize, sys.maxsize)
+    pieces = Pieces(slicing, backend, dtype, casting)
+    return backend.in_pieces(pieces, arrays) if slicing.extents else lambda *operands: pieces.contract(operands)
+
+
 def slicing_of(
     subscripts: Subscripts, backend: Backend, arrays: Sequence[Any], dtype: Any, casting: str, optimize: Any, limit: int
 ) -> Slicing:
@@ -228,6 +236,7 @@ def slicing_of(
     sizes = bind_sizes(subscripts, [operand.shape for operand in operands])
     if numerics.whole:
         raise _NoPieces("memory_limit isn't for dtypes whose contraction is left to the framework's own einsum")
+    optimize, begun = with_slices(optimize, subscripts, sizes)
 
     def plan_of(rest: Rest, extents: Mapping[str, int]) -> Plan:
         parts = [tuple([sizes[label] for label in term]) for term in rest.subscripts.inputs[: len(rest.parts)]]
@@ -250,4 +259,4 @@ def slicing_of(
     network = Network(subscripts.inputs, subscripts.output, sizes)
     paths = {network.depth_first(path): None for path in paths}
     plans = [make_plan(subscripts, operands, target, numerics, path) for path in paths]
-    return cheapest_slicing(subscripts, plans, limit, target.gradients, plan_of)
+    return cheapest_slicing(subscripts, plans, limit, target.gradients, begun, plan_of)

@@ -8,7 +8,7 @@ has no name.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate, chain, pairwise
 from math import prod
@@ -19,7 +19,7 @@ from einops_fast.errors import ShapeError, SubscriptsError, point_at
 from einops_fast.planning.refusals import count_axes
 from einops_fast.planning.terms import is_name
 
-__all__ = ["Composition", "composition"]
+__all__ = ["Composition", "check_sizes", "composition"]
 
 _ONE = re.compile(r"(?<![^\s,>(])1(?![^\s,)-])")
 _AXIS = re.compile(r"\(([^()]*)\)|\.\.\.|[^\s()]+|[()]")
@@ -229,3 +229,13 @@ def _names(equation: str, start: int, end: int) -> list[list[str]]:
 
 def _reject(problem: str, equation: str, span: tuple[int, int]) -> NoReturn:
     raise SubscriptsError(point_at(problem, equation, span))
+
+
+def check_sizes(sizes: Mapping[str, int], names: Collection[str], equation: str) -> None:
+    """Raise an error if one of the sizes that are given is of no axis, or can't be one."""
+    for name, size in sizes.items():
+        if name not in names:
+            raise TypeError(f"fast_einsum() got an unexpected keyword argument {name!r}: {equation!r} has no such axis")
+        if not isinstance(size, str) and hasattr(size, "__index__") and size >= 0:
+            continue
+        raise ShapeError(point_at(f"the size of axis {name!r} is no number that it can have: {size!r}", equation))

@@ -7,7 +7,7 @@ limit costs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from heapq import nlargest
 from itertools import product
 from math import inf, log, prod
@@ -196,13 +196,13 @@ class _Cutting:
         long = [label for label in sorted(shares) if cuts.get(label, self.sizes[label]) > 1]
         return {label: shares[label] for label in long if label in large} or dict.fromkeys(long, 1.0)
 
-    def cut(self, room: float) -> tuple[dict[str, int], bool]:
-        """Return extents with which all fits, or the shortest, and whether it does."""
+    def cut(self, room: float, begun: dict[str, int]) -> tuple[dict[str, int], bool]:
+        """Return extents with which all fits, or the shortest, and whether it does; some are cut already."""
         best: tuple[float, float, dict[str, int]] | None = None
         for trial in range(_TRIALS):
             if best is not None and len(best[2]) > _MANY:
                 break
-            noise, heat, cuts = Random(trial), _HEAT * trial, dict[str, int]()
+            noise, heat, cuts = Random(trial), _HEAT * trial, dict(begun)
             excess, _, time = self.price(cuts, room)
             while excess > 1 and (best is None or best[0] > 1 or time < best[1]):
                 worth = {
@@ -218,7 +218,8 @@ class _Cutting:
             if best is None or (excess, time) < best[:2]:
                 best = excess, time, cuts
         assert best is not None
-        return (self.uncut(best[2], room, best[1]), True) if best[0] == 1 else (best[2], False)
+        fits = best[0] == 1
+        return self.uncut(best[2], room, best[1]) if fits and not begun else best[2], fits
 
     def uncut(self, cuts: dict[str, int], room: float, time: float) -> dict[str, int]:
         """Return extents with which all fits, longer ones if that costs less."""
@@ -236,7 +237,7 @@ class _Cutting:
             time, _, cuts = min(found, key=lambda each: each[:2])
 
 
-def cheapest_slicing(subscripts: Subscripts, plans: Sequence[Plan], limit: int, trained: bool,
+def cheapest_slicing(subscripts: Subscripts, plans: Sequence[Plan], limit: int, trained: bool, begun: Set[str],
                      plan_of: Callable[[Rest, Mapping[str, int]], Plan]) -> Slicing:  # fmt: skip
     """Return the slicing that takes least time, of one without pieces where everything fits.
 
@@ -245,12 +246,13 @@ def cheapest_slicing(subscripts: Subscripts, plans: Sequence[Plan], limit: int, 
         plans: of whole calls, by paths worth a try.
         limit: bytes.
         trained: gradients are computed, a piece at a time.
+        begun: labels that are cut already, into single elements.
         plan_of: makes the plan of a piece: of what is left of a path, with these extents of labels.
 
     Raises:
         EinsumError: the result alone is larger, or no piece is small enough.
     """
-    found = [_slicing(plan, limit, plan_of, trained) for plan in plans]
+    found = [_slicing(plan, limit, plan_of, trained, begun) for plan in plans]
     fitting = [each for each in found if each[1].peak <= limit]
     if not fitting:
         least = min(each.peak for _, each in found)
@@ -262,22 +264,22 @@ def cheapest_slicing(subscripts: Subscripts, plans: Sequence[Plan], limit: int, 
 
 
 def _slicing(plan: Plan, limit: int, plan_of: Callable[[Rest, Mapping[str, int]], Plan],
-             trained: bool) -> tuple[float, Slicing]:  # fmt: skip
+             trained: bool, begun: Set[str]) -> tuple[float, Slicing]:  # fmt: skip
     """Return how a path is sliced, and what that takes; its peak is over the limit if that is impossible."""
     subscripts, sizes, path = plan.subscripts, plan.sizes, plan.path
     rest = Rest((), tuple(range(len(subscripts.inputs))), subscripts, path)
     cutting = _Cutting(rest, plan, plan, trained)
     flops = sum(cutting.full)
     peak = _peak_bytes(plan, (), trained) + (_gradient_bytes(plan) if trained else 0)
-    if peak <= limit:
+    if peak <= limit and not begun:
         return cutting.price({}, inf)[2], Slicing(subscripts, sizes, rest, (), {}, plan, (), peak, flops, 1.0, 1)
     room = limit / _item(plan)
-    if not trained and plan.numerics.compute == plan.numerics.result and not plan.numerics.native:
+    if not trained and not begun and plan.numerics.compute == plan.numerics.result and not plan.numerics.native:
         rest = small_parts(subscripts, sizes, path, int(room))
         if rest.parts:
             cutting = _Cutting(rest, plan_of(rest, {}), plan, trained)
     while True:
-        cuts, fits = cutting.cut(room)
+        cuts, fits = cutting.cut(room, {label: 1 for label in begun if sizes[label] > 1})
         piece = plan_of(rest, cuts)
         if any(len(step.shape) > len(step.labels) for step in piece.steps):
             # Of steps with axes that have no label no other sizes are known: all pieces are as long.
