@@ -41,19 +41,19 @@ __all__ = ["fast_einsum", "plan_arguments", "plan_call", "result_at_once", "with
 def fast_einsum(
     equation: str, first: ArrayT, /, *others: ArrayT | Nested, out: ArrayT | None = None, dtype: Any = None,
     order: Order = "K", casting: Casting = "safe", optimize: Any = "auto", autotune: Autotune | None = None,
-    precision: Precision | None = None, memory_limit: int | str | None = None, **sizes: int,
+    precision: Precision | None = None, memory_limit: int | str | None = None, beta: complex = 0, **sizes: int,
 ) -> ArrayT: ...  # fmt: skip
 @overload
 def fast_einsum(
     first: ArrayT, labels: Sequence[Any], /, *others: Any, out: ArrayT | None = None, dtype: Any = None,
     order: Order = "K", casting: Casting = "safe", optimize: Any = "auto", autotune: Autotune | None = None,
-    precision: Precision | None = None, memory_limit: int | str | None = None, **sizes: int,
+    precision: Precision | None = None, memory_limit: int | str | None = None, beta: complex = 0, **sizes: int,
 ) -> ArrayT: ...  # fmt: skip
 @overload
 def fast_einsum(
     first: Nested, /, *others: Any, out: Any = None, dtype: Any = None, order: Order = "K", casting: Casting = "safe",
     optimize: Any = "auto", autotune: Autotune | None = None, precision: Precision | None = None,
-    memory_limit: int | str | None = None, **sizes: int,
+    memory_limit: int | str | None = None, beta: complex = 0, **sizes: int,
 ) -> Any: ...  # fmt: skip
 def fast_einsum(
     *operands: Any,
@@ -65,6 +65,7 @@ def fast_einsum(
     autotune: Autotune | None = None,
     precision: Precision | None = None,
     memory_limit: int | str | None = None,
+    beta: complex = 0,
     **sizes: int,
 ) -> Any:
     """Einstein summation on arrays of any supported framework; the result is an array of the same framework.
@@ -96,6 +97,7 @@ def fast_einsum(
             included. What takes more is contracted in pieces, and gradients are, too, a piece at a time. See
             :func:`einops_fast.memory_limit`, whose block this argument stands for. Without any, the free memory is the
             limit: a call that runs out of it is contracted once more in pieces.
+        beta: what ``out`` is multiplied by before the result is added to it; with 0 it is overwritten.
         sizes: of axes, by name: those that no array tells, such as ``h=8``; others are checked.
 
     Returns:
@@ -117,9 +119,13 @@ def fast_einsum(
         >>> fast_einsum('b i (h d), b j (h d) -> b h i j', np.ones((2, 5, 12)), np.ones((2, 6, 12)), h=3).shape
         (2, 3, 5, 6)
     """
+    if beta:
+        options = {"dtype": dtype, "order": order, "casting": casting, "optimize": optimize}
+        options |= {"autotune": autotune, "precision": precision, "memory_limit": memory_limit}
+        return _imported("accumulated.accumulated", beta, operands, out, sizes, options)
     if memory_limit is not None:
         options = {"dtype": dtype, "order": order, "casting": casting, "optimize": optimize}
-        return _limited("einsum_within", memory_limit, operands, sizes, out, options, autotune, precision)
+        return _imported("limited.einsum_within", memory_limit, operands, sizes, out, options, autotune, precision)
     if sizes or (tracing.is_compiling() and operands and composition(operands[0]) is not None):
         options = {"order": order, "casting": casting, "optimize": optimize}
         return with_sizes(operands, sizes, out, dtype=dtype, autotune=autotune, precision=precision, **options)
@@ -127,7 +133,7 @@ def fast_einsum(
         return call_traced(operands, out, dtype, order, casting, optimize, autotune, precision)
     if limit_now():
         options = {"dtype": dtype, "order": order, "casting": casting, "optimize": optimize}
-        return _limited("einsum_within", None, operands, sizes, out, options, autotune, precision)
+        return _imported("limited.einsum_within", None, operands, sizes, out, options, autotune, precision)
     if (autotune is not None or precision is not None) and not settings_hold(autotune, precision):
         with settings(autotune, precision):
             return fast_einsum(*operands, out=out, dtype=dtype, order=order, casting=casting, optimize=optimize)
@@ -188,12 +194,13 @@ def fast_einsum(
         except (MemoryError, RuntimeError) as error:
             failure = out_of_memory(error)
     options = {"dtype": dtype, "order": order, "casting": casting, "optimize": optimize}
-    return _limited("answer", failure, operands, out, **options)
+    return _imported("limited.answer", failure, operands, out, **options)
 
 
-def _limited(name: str, *arguments: Any, **options: Any) -> Any:
-    """Call a function of :mod:`einops_fast.limited`, which contracts pieces by the functions here."""
-    return getattr(import_module("einops_fast.limited"), name)(*arguments, **options)
+def _imported(where: str, *arguments: Any, **options: Any) -> Any:
+    """Call a function of a module that itself calls :func:`fast_einsum`."""
+    module, name = where.split(".")
+    return getattr(import_module(f"einops_fast.{module}"), name)(*arguments, **options)
 
 
 def _call(operands: Sequence[Any], out: Any, dtype: Any, order: str, casting: str, optimize: Any) -> Any:
@@ -343,9 +350,8 @@ def _compile(
 ) -> Callable[..., Any]:
     """The plan as a callable that gives its result in the order asked for."""
     subscripts = call.subscripts(tuple([len(array.shape) for array in arrays]))
-    run: Callable[..., Any]
     if is_sliced(optimize):
-        run = _limited("in_slices", subscripts, backend, arrays, dtype, casting, optimize)
+        run: Callable[..., Any] = _imported("limited.in_slices", subscripts, backend, arrays, dtype, casting, optimize)
     else:
         run = compile_plan(plan_call(subscripts, backend, arrays, dtype, casting, optimize, order), backend)
     if order == "K":
