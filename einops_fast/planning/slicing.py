@@ -196,13 +196,19 @@ class _Cutting:
         long = [label for label in sorted(shares) if cuts.get(label, self.sizes[label]) > 1]
         return {label: shares[label] for label in long if label in large} or dict.fromkeys(long, 1.0)
 
-    def cut(self, room: float, begun: dict[str, int]) -> tuple[dict[str, int], bool]:
-        """Return extents with which all fits, or the shortest, and whether it does; some are cut already."""
+    def cut(self, room: float, begun: dict[str, int], last: dict[str, int]) -> tuple[dict[str, int], bool]:
+        """Return extents with which all fits, or the shortest, and whether it does.
+
+        Args:
+            room: elements that may be held.
+            begun: extents of labels that are cut already.
+            last: extents with which a little less fitted; one more search begins with them.
+        """
         best: tuple[float, float, dict[str, int]] | None = None
-        for trial in range(_TRIALS):
-            if best is not None and len(best[2]) > _MANY:
+        for trial, start in enumerate([*[last] * (last != begun), *[begun] * _TRIALS]):
+            if best is not None and len(best[2]) > _MANY and trial > 1:
                 break
-            noise, heat, cuts = Random(trial), _HEAT * trial, dict(begun)
+            noise, heat, cuts = Random(trial), _HEAT * trial, dict(start)
             excess, _, time = self.price(cuts, room)
             while excess > 1 and (best is None or best[0] > 1 or time < best[1]):
                 worth = {
@@ -278,8 +284,9 @@ def _slicing(plan: Plan, limit: int, plan_of: Callable[[Rest, Mapping[str, int]]
         rest = small_parts(subscripts, sizes, path, int(room))
         if rest.parts:
             cutting = _Cutting(rest, plan_of(rest, {}), plan, trained)
+    start = cuts = {label: 1 for label in begun if sizes[label] > 1}
     while True:
-        cuts, fits = cutting.cut(room, {label: 1 for label in begun if sizes[label] > 1})
+        cuts, fits = cutting.cut(room, start, cuts)
         piece = plan_of(rest, cuts)
         if any(len(step.shape) > len(step.labels) for step in piece.steps):
             # Of steps with axes that have no label no other sizes are known: all pieces are as long.
