@@ -115,6 +115,11 @@ class Backend(ABC):
     def finish(self, result: Any, out: Any, order: str, casting: str) -> Any:
         """Bring the answer into ``order`` and into ``out``, where asked for."""
 
+    def check_out(self, result: Any, out: Any, casting: str) -> None:
+        """Raise OperandError if the result can't be written to ``out``."""
+        if tuple(out.shape) != tuple(result.shape):
+            raise OperandError(f"out has shape {tuple(out.shape)}, the result {tuple(result.shape)}")
+
     def convert(self, value: Any, name: str) -> Any:
         """Turn ``value``, no array of any backend and called ``name`` by callers, into an array of this one's."""
         raise OperandError(f"{name} is of type {type(value).__name__}, the others are {self.name} arrays")

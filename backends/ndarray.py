@@ -62,12 +62,14 @@ class NdarrayBackend(Backend):
     def in_pieces(self, run: Run, operands: Sequence[Any]) -> Run:
         return run
 
+    def check_out(self, result: Any, out: Any, casting: str) -> None:
+        super().check_out(result, out, casting)
+        if not self.xp.can_cast(result.dtype, out.dtype, casting):
+            raise OperandError(f"casting={casting!r} doesn't convert {result.dtype} to out's {out.dtype}")
+
     def finish(self, result: Any, out: Any, order: str, casting: str) -> Any:
         if out is not None:
-            if tuple(out.shape) != tuple(result.shape):
-                raise OperandError(f"out has shape {tuple(out.shape)}, the result {tuple(result.shape)}")
-            if not self.xp.can_cast(result.dtype, out.dtype, casting):
-                raise OperandError(f"casting={casting!r} doesn't convert {result.dtype} to out's {out.dtype}")
+            self.check_out(result, out, casting)
             self.xp.copyto(out, result, casting=casting)
             return out
         return result if order == "K" or not result.ndim else self.xp.asarray(result, order=order)

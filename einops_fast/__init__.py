@@ -15,6 +15,7 @@ from einops_fast.explain import explain
 from einops_fast.expression import ContractExpression, contract_expression
 from einops_fast.observing.observers import profile
 from einops_fast.patching.patch import patch, patched, unpatch
+from einops_fast.runtime.limits import memory_limit
 from einops_fast.runtime.precision import allow_precision
 from einops_fast.runtime.tuning import autotune
 
@@ -44,6 +45,7 @@ __all__ = [
     "explain_attention",
     "fast_einsum",
     "fusions",
+    "memory_limit",
     "patch",
     "patched",
     "profile",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from contextlib import suppress
+from importlib import import_module
 from typing import Any, overload
 
 from einops_fast.annotations import ArrayT, Autotune, Casting, Nested, Order, Precision
@@ -20,40 +21,42 @@ from einops_fast.arguments import (
     reshaped,
 )
 from einops_fast.backends import Backend, awake_types, backend_for_type, get_backend
-from einops_fast.errors import EinsumError, ShapeError, point_at
+from einops_fast.errors import EinsumError, ShapeError, out_of_memory, point_at
 from einops_fast.foreign import dispatch, hand_over
 from einops_fast.patching.small_calls import REAL, known_loops, loops_suffice
-from einops_fast.planning.compositions import Composition, composition
+from einops_fast.planning.compositions import Composition, check_sizes, composition
 from einops_fast.planning.notation import Subscripts, bind_sizes
+from einops_fast.planning.path import is_sliced
 from einops_fast.planning.plan import Plan, compile_plan, make_plan
-from einops_fast.runtime import tracing, tuning
+from einops_fast.runtime import tracing
+from einops_fast.runtime.limits import limit_now
 from einops_fast.runtime.new_shapes import CASTING, OPTIMIZE, ORDER, USUAL, by_question, came_with, native_first
 from einops_fast.runtime.plan_cache import compiled, has_room, recall, remember, remember_alike
-from einops_fast.runtime.precision import allow_precision, is_allowed
+from einops_fast.runtime.settings import settings, settings_hold
 from einops_fast.runtime.traced import call_traced
 from einops_fast.runtime.tuning import is_reproducible
 from einops_fast.vocabulary import no_argument
 
-__all__ = ["fast_einsum", "plan_arguments", "plan_call", "result_at_once", "settings", "settings_hold", "with_sizes"]
+__all__ = ["fast_einsum", "plan_arguments", "plan_call", "result_at_once", "with_sizes"]
 
 
 @overload
 def fast_einsum(
     equation: str, first: ArrayT, /, *others: ArrayT | Nested, out: ArrayT | None = None, dtype: Any = None,
     order: Order = "K", casting: Casting = "safe", optimize: Any = "auto", autotune: Autotune | None = None,
-    precision: Precision | None = None, memory_limit: int | str | None = None, **sizes: int,
+    precision: Precision | None = None, memory_limit: int | str | None = None, beta: complex = 0, **sizes: int,
 ) -> ArrayT: ...  # fmt: skip
 @overload
 def fast_einsum(
     first: ArrayT, labels: Sequence[Any], /, *others: Any, out: ArrayT | None = None, dtype: Any = None,
     order: Order = "K", casting: Casting = "safe", optimize: Any = "auto", autotune: Autotune | None = None,
-    precision: Precision | None = None, memory_limit: int | str | None = None, **sizes: int,
+    precision: Precision | None = None, memory_limit: int | str | None = None, beta: complex = 0, **sizes: int,
 ) -> ArrayT: ...  # fmt: skip
 @overload
 def fast_einsum(
     first: Nested, /, *others: Any, out: Any = None, dtype: Any = None, order: Order = "K", casting: Casting = "safe",
     optimize: Any = "auto", autotune: Autotune | None = None, precision: Precision | None = None,
-    memory_limit: int | str | None = None, **sizes: int,
+    memory_limit: int | str | None = None, beta: complex = 0, **sizes: int,
 ) -> Any: ...  # fmt: skip
 def fast_einsum(
     *operands: Any,
@@ -65,6 +68,7 @@ def fast_einsum(
     autotune: Autotune | None = None,
     precision: Precision | None = None,
     memory_limit: int | str | None = None,
+    beta: complex = 0,
     **sizes: int,
 ) -> Any:
     """Einstein summation on arrays of any supported framework; the result is an array of the same framework.
@@ -86,13 +90,17 @@ def fast_einsum(
         optimize: how to choose the order of contraction of three and more operands: ``'auto'``, ``True``,
             ``False`` (left to right), the name of an opt_einsum optimizer or an optimizer, an explicit path, or
             ``(optimizer, memory_limit)``: the most elements that an intermediate may have, or ``'max_input'`` for as
-            many as the largest operand or the result. Without a limit, the free memory is one.
+            many as the largest operand or the result. Without a limit, the free memory is one. A tree or an optimizer
+            of cotengra's is taken with its slices.
         autotune: ``'auto'``, ``'never'`` or ``'always'``: whether kernels on a GPU are chosen by timing them; see
             :func:`einops_fast.autotune`, whose block this argument stands for.
         precision: ``'tf32'`` or ``'tf32x3'``: what tensor cores may make of float32 products on a GPU beyond the
             framework's own setting; see :func:`einops_fast.allow_precision`, whose block this argument stands for.
         memory_limit: bytes, or a text such as ``'2GiB'``: the most that the call allocates at a time, its result
-            included. What takes more is contracted in pieces, and gradients are, too, a piece at a time.
+            included. What takes more is contracted in pieces, and gradients are, too, a piece at a time. See
+            :func:`einops_fast.memory_limit`, whose block this argument stands for. Without any, the free memory is the
+            limit: a call that runs out of it is contracted once more in pieces.
+        beta: what ``out`` is multiplied by before the result is added to it; with 0 it is overwritten.
         sizes: of axes, by name: those that no array tells, such as ``h=8``; others are checked.
 
     Returns:
@@ -114,19 +122,24 @@ def fast_einsum(
         >>> fast_einsum('b i (h d), b j (h d) -> b h i j', np.ones((2, 5, 12)), np.ones((2, 6, 12)), h=3).shape
         (2, 3, 5, 6)
     """
-    if memory_limit is not None:
-        from einops_fast.limited import einsum_within  # which contracts pieces by this function
-
+    if beta or memory_limit is not None:
         options = {"dtype": dtype, "order": order, "casting": casting, "optimize": optimize}
-        return einsum_within(memory_limit, operands, sizes, out, options, autotune, precision)
-    if sizes or tracing.is_compiling():
-        if sizes or (operands and composition(operands[0]) is not None):
-            options = {"order": order, "casting": casting, "optimize": optimize}
-            return with_sizes(operands, sizes, out, dtype=dtype, autotune=autotune, precision=precision, **options)
+        if beta:
+            options |= {"autotune": autotune, "precision": precision, "memory_limit": memory_limit}
+            return _imported("accumulated.accumulated", beta, operands, out, sizes, options)
+        return _imported("limited.einsum_within", memory_limit, operands, sizes, out, options, autotune, precision)
+    if sizes or (tracing.is_compiling() and operands and composition(operands[0]) is not None):
+        options = {"order": order, "casting": casting, "optimize": optimize}
+        return with_sizes(operands, sizes, out, dtype=dtype, autotune=autotune, precision=precision, **options)
+    if tracing.is_compiling():
         return call_traced(operands, out, dtype, order, casting, optimize, autotune, precision)
+    if limit_now():
+        options = {"dtype": dtype, "order": order, "casting": casting, "optimize": optimize}
+        return _imported("limited.einsum_within", None, operands, sizes, out, options, autotune, precision)
     if (autotune is not None or precision is not None) and not settings_hold(autotune, precision):
         with settings(autotune, precision):
             return fast_einsum(*operands, out=out, dtype=dtype, order=order, casting=casting, optimize=optimize)
+    failure = None
     equation = operands[0] if operands else None
     in_text = type(equation) is str
     if out is None and dtype is None:
@@ -175,28 +188,23 @@ def fast_einsum(
             except (KeyError, IndexError, AttributeError, TypeError):
                 pass
             else:
-                return run(*arrays)
-    return _call(operands, out, dtype, order, casting, optimize)
+                try:
+                    return run(*arrays)
+                except (MemoryError, RuntimeError) as error:
+                    failure = out_of_memory(error)
+    if failure is None:
+        try:
+            return _call(operands, out, dtype, order, casting, optimize)
+        except (MemoryError, RuntimeError) as error:
+            failure = out_of_memory(error)
+    options = {"dtype": dtype, "order": order, "casting": casting, "optimize": optimize}
+    return _imported("limited.answer", failure, operands, out, **options)
 
 
-def settings_hold(autotune: Any, precision: Any) -> bool:
-    """Return whether what is given is set already, so that no block of :func:`settings` is needed."""
-    return (autotune is None or tuning.holds(autotune)) and (precision is None or is_allowed(precision))
-
-
-@contextmanager
-def settings(autotune: Any, precision: Any) -> Iterator[None]:
-    """Set what is given of the arguments of :func:`fast_einsum` for a block.
-
-    Raises:
-        EinsumError: there is no such mode, or no such precision.
-    """
-    with ExitStack() as stack:
-        if autotune is not None:
-            stack.enter_context(tuning.autotune(autotune))
-        if precision is not None:
-            stack.enter_context(allow_precision(precision))
-        yield
+def _imported(where: str, *arguments: Any, **options: Any) -> Any:
+    """Call a function of a module that itself calls :func:`fast_einsum`."""
+    module, name = where.split(".")
+    return getattr(import_module(f"einops_fast.{module}"), name)(*arguments, **options)
 
 
 def _call(operands: Sequence[Any], out: Any, dtype: Any, order: str, casting: str, optimize: Any) -> Any:
@@ -279,10 +287,8 @@ def _evaluated(operands: Sequence[Any], call: Call, sizes: Mapping[str, int], ou
     order = read_options(options.pop("order"), options["casting"])
     result = fast_einsum(found.letters, *arrays, **options)
     shape, any_size = found.regrouped(result.shape), _of_any_size(arrays)
-    if any_size is not None:
-        result = any_size.merge(result, found.groups(len(result.shape)))
-    else:
-        result = reshaped(result, shape)
+    groups = found.groups(len(result.shape))
+    result = reshaped(result, shape) if any_size is None else any_size.merge(result, groups)
     if out is None and order == "K":
         return result
     backend = get_backend("torch") if tracing.is_tracing() else own_arrays(arrays, out)[0]
@@ -321,23 +327,16 @@ def _of_any_size(arrays: Sequence[Any]) -> Backend | None:
 
 
 def _check_sizes(sizes: Mapping[str, int], names: Collection[str], equation: str) -> None:
-    for name, size in sizes.items():
-        if name not in names:
-            raise no_argument(fast_einsum, {name: sizes[name]}, f", and {equation!r} no such axis")
-        with suppress(TypeError, ValueError, RuntimeError):  # of an array of several elements, or of texts
-            if not isinstance(size, str) and hasattr(size, "__index__") and size >= 0:
-                continue
-        raise ShapeError(point_at(f"the size of axis {name!r} is no number that it can have: {size!r}", equation))
+    for name in [each for each in sizes if each not in names]:
+        raise no_argument(fast_einsum, {name: sizes[name]}, f", and {equation!r} no such axis")
+    check_sizes(sizes, equation)
 
 
 def result_at_once(
     question: tuple[Hashable, ...], subscripts: Subscripts, backend: Backend, arrays: Sequence[Any],
     as_given: bool = False,
 ) -> Any:  # fmt: skip
-    """Return what the framework's own einsum makes of small arrays of new shapes; ``None``: plan the call.
-
-    The arguments are those of :func:`einops_fast.runtime.new_shapes.native_first`.
-    """
+    """Return what :func:`native_first` finds for a call makes of its arrays; ``None``: plan the call."""
     native = native_first(question, subscripts, backend, arrays, as_given)
     if native is not None:
         with suppress(Exception):  # whatever the framework refuses, a plan does or says why not
@@ -350,13 +349,15 @@ def _compile(
 ) -> Callable[..., Any]:
     """The plan as a callable that gives its result in the order asked for."""
     subscripts = call.subscripts(tuple([len(array.shape) for array in arrays]))
-    own = backend.own_way(subscripts, arrays, dtype=dtype, casting=casting, optimize=optimize, order=order)
-    if own is not None:
-        return own
-    plan = plan_call(subscripts, backend, arrays, dtype, casting, optimize, order)
-    run = compile_plan(plan, backend)
+    if is_sliced(optimize):
+        run: Callable[..., Any] = _imported("limited.in_slices", subscripts, backend, arrays, dtype, casting, optimize)
+    else:
+        own = backend.own_way(subscripts, arrays, dtype=dtype, casting=casting, optimize=optimize, order=order)
+        if own is not None:
+            return own
+        run = compile_plan(plan_call(subscripts, backend, arrays, dtype, casting, optimize, order), backend)
     if order == "A":
-        order = "F" if all(operand.fortran for operand in plan.operands) else "C"
+        order = "F" if all(backend.inspect(array).fortran for array in arrays) else "C"
     return run if order == "K" else lambda *operands: backend.finish(run(*operands), None, order, casting)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["EinsumError", "OperandError", "ShapeError", "SubscriptsError", "point_at"]
+__all__ = ["EinsumError", "OperandError", "ShapeError", "SubscriptsError", "out_of_memory", "point_at"]
 
 
 class EinsumError(ValueError, RuntimeError):
@@ -23,6 +23,16 @@ class ShapeError(EinsumError):
 
 class OperandError(EinsumError, TypeError):
     """The operands can't be used together or at all: two frameworks, two devices, an unknown type."""
+
+
+_NO_MEMORY = "not enough memory", "out of memory", "allocate memory", "memory allocation failed"
+
+
+def out_of_memory(error: Exception) -> Exception:
+    """Return an error that says that memory ran out, without what its traceback keeps; raise any other."""
+    if isinstance(error, MemoryError) or any(words in str(error).lower() for words in _NO_MEMORY):
+        return error.with_traceback(None)
+    raise error
 
 
 _WIDTH = 88  # of the part of a long equation that an error shows

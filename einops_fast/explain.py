@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -9,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from einops_fast.annotations import Autotune, Casting, Precision
 from einops_fast.backends import Backend, get_backend
-from einops_fast.einsum import plan_arguments, plan_call, settings
+from einops_fast.einsum import plan_arguments, plan_call
 from einops_fast.errors import EinsumError, OperandError, ShapeError
 from einops_fast.planning.notation import Subscripts
+from einops_fast.planning.path import is_sliced
+from einops_fast.runtime.settings import settings
 
 if TYPE_CHECKING:
     from einops_fast.explanation import Explanation
@@ -117,9 +120,11 @@ def _explained(
     # Few programs explain anything: none should wait for this when it imports the package.
     from einops_fast.explanation import explanation_of
     from einops_fast.limited import slicing_of
-    from einops_fast.planning.slicing import read_bytes
+    from einops_fast.runtime.limits import read_bytes
 
-    make = plan_call if memory_limit is None else partial(slicing_of, limit=read_bytes(memory_limit))
+    limit = sys.maxsize if memory_limit is None else read_bytes(memory_limit)
+    whole = memory_limit is None and not is_sliced(optimize)
+    make = plan_call if whole else partial(slicing_of, limit=limit)
     shared: list[str] = []
 
     def plan(subscripts: Subscripts, backend: Backend, arrays: Sequence[Any], *options: Any) -> Any:

@@ -19,15 +19,17 @@ from einops_fast.arguments import (
 )
 from einops_fast.backends import Backend, get_backend
 from einops_fast.backends.base import Likeness
-from einops_fast.einsum import fast_einsum, plan_call, result_at_once, settings, settings_hold
-from einops_fast.errors import OperandError, ShapeError, point_at
+from einops_fast.einsum import fast_einsum, plan_call, result_at_once
+from einops_fast.errors import OperandError, ShapeError, out_of_memory, point_at
 from einops_fast.foreign import dispatch
 from einops_fast.planning.notation import Subscripts, bind_sizes, parse
-from einops_fast.planning.path import check_optimize
+from einops_fast.planning.path import check_optimize, is_sliced
 from einops_fast.planning.plan import Plan, compile_plan
 from einops_fast.runtime.constants import cheapest_folding
+from einops_fast.runtime.limits import limit_now, read_bytes
 from einops_fast.runtime.new_shapes import USUAL
 from einops_fast.runtime.plan_cache import keeps_plans
+from einops_fast.runtime.settings import settings, settings_hold
 from einops_fast.runtime.traced import einsum_traced
 from einops_fast.runtime.tracing import is_tracing
 from einops_fast.vocabulary import no_argument
@@ -52,6 +54,7 @@ def contract_expression(
     optimize: Any = "auto",
     autotune: Autotune | None = None,
     precision: Precision | None = None,
+    memory_limit: int | str | None = None,
     **unknown: NoReturn,
 ) -> ContractExpression:
     """An einsum to be called many times: :func:`einops_fast.fast_einsum` of shapes instead of arrays.
@@ -65,6 +68,7 @@ def contract_expression(
             of a tensor is noticed, but for one through its ``data`` or through NumPy, which torch isn't told of.
         dtype, order, casting, optimize: as for :func:`einops_fast.fast_einsum`.
         autotune, precision: the same; they hold for all calls of the expression.
+        memory_limit: the same. Within a limit, also that of a block, nothing of constants is kept.
 
     Returns:
         A callable of the other operands.
@@ -117,6 +121,7 @@ def contract_expression(
         optimize,
         autotune,
         precision,
+        None if memory_limit is None else read_bytes(memory_limit),
     )
 
 
@@ -144,6 +149,7 @@ class ContractExpression:
         optimize: Any,
         autotune: Any = None,
         precision: Any = None,
+        memory_limit: int | None = None,
     ) -> None:
         self.equation = subscripts.text
         self.shapes = shapes
@@ -151,6 +157,7 @@ class ContractExpression:
         self._subscripts, self._letters = subscripts, subscripts.equation
         self._dtype, self._order, self._casting, self._optimize = dtype, order, casting, optimize
         self._settings = None if autotune is precision is None else (autotune, precision)
+        self._limit = memory_limit
         self._held = tuple(constants.values())
         self._takes = len(shapes) - len(constants)
         # Where each operand is when the arrays of a call are put after the constants.
@@ -181,14 +188,18 @@ class ContractExpression:
             pool = self._held + arrays
             operands = [pool[place] for place in self._places]
         tracing, like, run = self._last
-        if out is None and not tracing():
+        if out is None and not tracing() and not limit_now():
             try:
                 # Comparing is cheaper than hashing, and most calls are like the one before.
                 known = like(operands)
             except (AttributeError, IndexError, TypeError):
                 known = False
             if known:
-                return run(*operands)
+                try:
+                    return run(*operands)
+                except (MemoryError, RuntimeError) as error:
+                    failure = out_of_memory(error)
+                return _answer(failure, (self._letters, *operands), None, **self._options)
         return self._call(operands, out)
 
     def __repr__(self) -> str:
@@ -200,8 +211,12 @@ class ContractExpression:
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle what the expression was made of: plans are made anew where it is loaded."""
         constants = dict(zip(self.constants, self._held, strict=True))
-        options = self._dtype, self._order, self._casting, self._optimize, *(self._settings or ())
-        return type(self), (self._subscripts, self.shapes, constants, *options)
+        options = self._dtype, self._order, self._casting, self._optimize, *(self._settings or (None, None))
+        return type(self), (self._subscripts, self.shapes, constants, *options, self._limit)
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        return {"dtype": self._dtype, "order": self._order, "casting": self._casting, "optimize": self._optimize}
 
     def forget_plans(self) -> None:
         """Plan the next call anew; see :func:`einops_fast.runtime.plan_cache.clear_plans`."""
@@ -216,9 +231,12 @@ class ContractExpression:
             self._reject_count(len(operands))
         if is_tracing():
             return self._call_traced(operands, out)
+        options = self._options
+        if self._limit is not None or limit_now() or is_sliced(self._optimize):
+            self._check_shapes(operands)
+            return fast_einsum(self._letters, *operands, out=out, memory_limit=self._limit, **options)
         backend = known_backend(operands, out)
         if backend is None:
-            options = {"dtype": self._dtype, "order": self._order, "casting": self._casting, "optimize": self._optimize}
             if is_dispatched([*operands, out]):
                 return dispatch(Call(operands, self._letters), out=out, **options)
             if is_handed_over(operands):
@@ -249,8 +267,13 @@ class ContractExpression:
             keeps_plans(self)
         like, run = found
         self._last = _dynamo_tracing(), like, run
-        result = run(*operands)
-        return result if out is None else backend.finish(result, out, "K", self._casting)
+        try:
+            result = run(*operands)
+        except (MemoryError, RuntimeError) as error:
+            failure = out_of_memory(error)
+        else:
+            return result if out is None else backend.finish(result, out, "K", self._casting)
+        return _answer(failure, (self._letters, *operands), out, **options)
 
     def _compile(self, backend: Backend, operands: Sequence[Any]) -> Callable[..., Any]:
         order, casting = self._order, self._casting
@@ -298,6 +321,12 @@ class ContractExpression:
         for at, (operand, shape) in enumerate(zip(operands, self.shapes, strict=True)):
             if tuple(operand.shape) != shape:
                 _reject_shape(at, tuple(operand.shape), shape, self.equation)
+
+
+def _answer(failure: Exception, operands: Sequence[Any], out: Any, **options: Any) -> Any:
+    from einops_fast.limited import answer  # which few programs ever need
+
+    return answer(failure, operands, out, **options)
 
 
 def _reject_shape(at: int, found: tuple[int, ...], wanted: tuple[int, ...], equation: str) -> NoReturn:

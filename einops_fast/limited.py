@@ -3,32 +3,46 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Hashable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property, partial
 from time import monotonic
 from typing import Any
 
-from einops_fast.arguments import hashable, own_arrays, read_call, read_options
+from einops_fast.arguments import (
+    hashable,
+    is_dispatched,
+    is_handed_over,
+    known_backend,
+    own_arrays,
+    read_call,
+    read_options,
+)
 from einops_fast.backends import Backend
-from einops_fast.einsum import fast_einsum, settings, with_sizes
-from einops_fast.errors import EinsumError, OperandError
+from einops_fast.einsum import fast_einsum, with_sizes
+from einops_fast.errors import OperandError
 from einops_fast.observing.progress import progress
 from einops_fast.planning.compositions import composition
+from einops_fast.planning.cost import ITEM_SIZES
+from einops_fast.planning.layout import contiguous_strides
 from einops_fast.planning.notation import Subscripts, bind_sizes
-from einops_fast.planning.path import Path, candidate_paths
-from einops_fast.planning.plan import Plan, make_plan
-from einops_fast.planning.slicing import Slicing, cheapest_slicing, read_bytes
+from einops_fast.planning.parts import Rest
+from einops_fast.planning.path import Network, candidate_paths, with_slices
+from einops_fast.planning.plan import Plan, compile_plan, make_plan
+from einops_fast.planning.slicing import Slicing, cheapest_slicing
 from einops_fast.planning.steps import Cast
+from einops_fast.planning.target import Operand
+from einops_fast.runtime.limits import current_limit, limit_now, read_bytes, unlimited
+from einops_fast.runtime.loops import in_loops
 from einops_fast.runtime.plan_cache import emptied_with_plans, keep
+from einops_fast.runtime.settings import settings
 from einops_fast.runtime.tracing import is_tracing
 
-__all__ = ["Pieces", "einsum_within", "slicing_of"]
+__all__ = ["Pieces", "answer", "einsum_within", "in_slices", "slicing_of"]
 
 _UNSEEN = 2.0
 """Seconds after which somebody who waits at a terminal is told how far a call is."""
-
-_slicings: dict[Hashable, Slicing] = emptied_with_plans({})
 
 
 @dataclass(frozen=True)
@@ -40,20 +54,21 @@ class Pieces:
     dtype: Any
     casting: str
 
-    def contract(self, parts: Sequence[Any]) -> Any:
-        """Return the piece of the result that parts of the operands make."""
+    def contract(self, operands: Sequence[Any]) -> Any:
+        """Return the piece of the result that pieces of the operands make."""
         subscripts = self.slicing.subscripts
-        equation = f"{','.join(subscripts.inputs)}->{subscripts.output}"
-        options: dict[str, Any] = {"dtype": self.dtype, "casting": self.casting, "optimize": self.slicing.piece.path}
-        return fast_einsum(equation, *parts, **options)
+        options: dict[str, Any] = {"dtype": self.dtype, "casting": self.casting, "optimize": self.slicing.rest.path}
+        with unlimited():
+            return fast_einsum(subscripts.equation, *operands, **options)
 
     def __call__(self, *operands: Any) -> Any:
+        if self.slicing.items:
+            return self.in_loops(*operands)
         slicing, backend = self.slicing, self.backend
         shape = tuple([slicing.sizes[label] for label in slicing.subscripts.output])
         whole, narrow = None, ""
-        begin, count = monotonic(), slicing.count
-        with progress() if sys.stderr is not None and sys.stderr.isatty() else nullcontext() as told:
-            for done, (given, at) in enumerate(slicing.pieces([operand.shape for operand in operands])):
+        with _shown(slicing, slicing.count) as tell:
+            for given, at in slicing.pieces([operand.shape for operand in operands]):
                 part = self.contract([operand[index] for operand, index in zip(operands, given, strict=True)])
                 if whole is None:
                     whole, narrow = backend.sums_of(part, shape, wide=slicing.adds), backend.inspect(part).dtype
@@ -62,12 +77,56 @@ class Pieces:
                 else:
                     whole[at] = part
                 del part
-                if told is not None and monotonic() - begin > _UNSEEN:
-                    told(f"einsum {slicing.subscripts.text}", done + 1, count)
-        answer = backend.answer(len(shape))
+                tell()
         if backend.inspect(whole).dtype != narrow:
             whole = backend.cast(Cast((0,), slicing.subscripts.output, shape, narrow))(whole)
-        return whole if answer is None else answer(whole)
+        return whole
+
+    @cached_property
+    def in_loops(self) -> Any:
+        """The steps of a piece, in loops, compiled."""
+        slicing, backend = self.slicing, self.backend
+        rest, piece = slicing.rest, slicing.piece
+        # A plan that is replaced by one call would leave the loops out.
+        target = piece.target.replace(drops_expanded=False)
+        turn = partial(in_loops, slicing, backend, _shown)
+        run = compile_plan(piece.replace(target=target), backend, turn)
+        if not rest.parts:
+            return run
+        parts = [
+            (part.operands, partial(fast_einsum, part.equation, optimize=part.path, order="C")) for part in rest.parts
+        ]
+
+        def after_parts(*operands: Any) -> Any:
+            made = [part(*[operands[at] for at in positions]) for positions, part in parts]
+            return run(*made, *[operands[at] for at in rest.others])
+
+        return after_parts
+
+
+@contextmanager
+def _shown(slicing: Slicing, count: int) -> Iterator[Callable[[], None]]:
+    """Show somebody who waits at a terminal how far a call is, of so many pieces; what this gives is told of each."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        yield _nothing
+        return
+    begin, done, text = monotonic(), 0, f"einsum {slicing.subscripts.text}"
+    with progress() as told:
+
+        def tell() -> None:
+            nonlocal done
+            done += 1
+            if monotonic() - begin > _UNSEEN:
+                told(text, done, count)
+
+        yield tell
+
+
+def _nothing() -> None:
+    pass
+
+
+_pieces: dict[Hashable, Pieces] = emptied_with_plans({})
 
 
 def einsum_within(*arguments: Any) -> Any:
@@ -90,38 +149,87 @@ def _einsum_within(memory_limit: Any, operands: Sequence[Any], sizes: Mapping[st
     """Return what :func:`einops_fast.fast_einsum` does within a limit; its other arguments are as there.
 
     Args:
-        memory_limit: bytes, or a text such as ``'2GiB'``.
+        memory_limit: bytes, or a text such as ``'2GiB'``; ``None`` for that of the block around the call.
         operands, sizes, out, autotune, precision: as there.
         options: its dtype, order, casting and optimize.
     """
-    limit = read_bytes(memory_limit)
-    if is_tracing():
-        raise OperandError("memory_limit isn't for code that is traced: what it's compiled to allocates otherwise")
-    with settings(autotune, precision):
-        call = read_call(operands)
-        if sizes or composition(call.spelled) is not None:
-            return with_sizes(operands, sizes, out, memory_limit=limit, **options)
-        backend, arrays = own_arrays(call.arrays, out)
-        if backend.is_recording(arrays):
-            raise OperandError("memory_limit isn't for code that is traced: arrays have other sizes when it runs")
-        dtype, casting, optimize = options["dtype"], options["casting"], options["optimize"]
-        if out is not None and dtype is None:
-            dtype = backend.dtype_with(arrays, out)
-        order = read_options(options["order"], casting)
+    limit = current_limit() if memory_limit is None else read_bytes(memory_limit)
+    try:
+        with unlimited(), settings(autotune, precision):
+            return _limited(limit, operands, sizes, out, **options)
+    except _NoPieces:
+        if memory_limit is not None:
+            raise
+    run: Any = fast_einsum
+    with unlimited():
+        return run(*operands, out=out, autotune=autotune, precision=precision, **options, **sizes)
+
+
+class _NoPieces(OperandError):
+    """A call can't be contracted in pieces at all."""
+
+
+def _limited(limit: int, operands: Sequence[Any], sizes: Mapping[str, int], out: Any, dtype: Any, order: Any,
+             casting: Any, optimize: Any) -> Any:  # fmt: skip
+    call = read_call(operands)
+    backend, arrays = known_backend(call.arrays, out), call.arrays
+    if is_tracing() or (backend is not None and backend.is_recording(arrays)):
+        raise _NoPieces("memory_limit isn't for code that is traced: what it's compiled to allocates otherwise")
+    if backend is None and (is_dispatched([*arrays, out]) or is_handed_over(arrays)):
+        raise _NoPieces("memory_limit isn't for arrays of no backend, whose einsum is their own")
+    if sizes or composition(call.spelled) is not None:
+        options = {"dtype": dtype, "order": order, "casting": casting, "optimize": optimize}
+        return with_sizes(operands, sizes, out, memory_limit=limit, **options)
+    backend, arrays = own_arrays(arrays, out)
+    if out is not None and dtype is None:
+        dtype = backend.dtype_with(arrays, out)
+    order = read_options(order, casting)
+    key = (hashable(call.spelled), dtype, casting, hashable(optimize), limit), backend.signature(arrays)
+    pieces = _pieces.get(key)
+    if pieces is None:
         subscripts = call.subscripts(tuple([len(array.shape) for array in arrays]))
         own = backend.own_way(
             subscripts, arrays, dtype=dtype, casting=casting, optimize=optimize, order=order, memory_limit=limit
         )
         if own is not None:
             return own(*arrays) if out is None else backend.finish(own(*arrays), out, order, casting)
-        key = (hashable(call.spelled), dtype, casting, hashable(optimize), limit), backend.signature(arrays)
-        slicing = _slicings.get(key)
-        if slicing is None:
-            slicing = slicing_of(subscripts, backend, arrays, dtype, casting, optimize, limit)
-            keep(_slicings, key, slicing)
+        slicing = slicing_of(subscripts, backend, arrays, dtype, casting, optimize, limit)
         pieces = Pieces(slicing, backend, dtype, casting)
-        result = backend.in_pieces(pieces, arrays)(*arrays) if slicing.extents else pieces.contract(arrays)
+        keep(_pieces, key, pieces)
+    result = backend.in_pieces(pieces, arrays)(*arrays) if pieces.slicing.extents else pieces.contract(arrays)
     return result if out is None and order == "K" else backend.finish(result, out, order, casting)
+
+
+def answer(failure: Exception, operands: Sequence[Any], out: Any, **options: Any) -> Any:
+    """Contract in pieces, within the free memory, what was out of memory; raise what failed if that is of no use.
+
+    Args:
+        failure: what a library's call raised.
+        operands, out: of the call, as for :func:`einops_fast.fast_einsum`.
+        options: its dtype, order, casting and optimize.
+    """
+    call = read_call(operands)
+    backend, arrays = own_arrays(call.arrays, out)
+    room = backend.room(arrays)
+    try:
+        if room is None or limit_now() == 0:  # nobody knows, or this is a piece
+            raise _NoPieces("")
+        subscripts = call.subscripts(tuple([len(array.shape) for array in arrays]))
+        plan = options["dtype"], options["casting"], options["optimize"]
+        free = room * max([ITEM_SIZES.get(backend.inspect(array).dtype, 8) for array in arrays])
+        peak = slicing_of(subscripts, backend, arrays, *plan, limit=sys.maxsize).peak
+        # What didn't fit takes less than is free where memory is in fragments, or others have taken it.
+        return _einsum_within(min(free, peak // 2), operands, {}, out, options, None, None)
+    except (MemoryError, RuntimeError):  # EinsumError among them
+        raise failure from None
+
+
+def in_slices(subscripts: Subscripts, backend: Backend, arrays: Sequence[Any], dtype: Any, casting: str,
+              optimize: Any) -> Callable[..., Any]:  # fmt: skip
+    """Return what contracts operands in the slices of a tree."""
+    slicing = slicing_of(subscripts, backend, arrays, dtype, casting, optimize, sys.maxsize)
+    pieces = Pieces(slicing, backend, dtype, casting)
+    return backend.in_pieces(pieces, arrays) if slicing.extents else lambda *operands: pieces.contract(operands)
 
 
 def slicing_of(
@@ -132,16 +240,28 @@ def slicing_of(
     numerics = backend.numerics_of(subscripts, arrays, dtype, casting)
     sizes = bind_sizes(subscripts, [operand.shape for operand in operands])
     if numerics.whole:
-        raise EinsumError("memory_limit isn't for dtypes whose contraction is left to the framework's own einsum")
+        raise _NoPieces("memory_limit isn't for dtypes whose contraction is left to the framework's own einsum")
+    optimize, begun = with_slices(optimize, subscripts, sizes)
 
-    def plan_of(extents: Mapping[str, int], path: Path) -> Plan:
-        cut = []
-        for term, operand in zip(subscripts.inputs, operands, strict=True):
-            axes = zip(term, operand.shape, strict=True)
-            cut.append(operand.replace(shape=tuple([min(size, extents[label]) for label, size in axes])))
-        return make_plan(subscripts, cut, target, numerics, path)
+    def plan_of(rest: Rest, extents: Mapping[str, int]) -> Plan:
+        parts = [tuple([sizes[label] for label in term]) for term in rest.subscripts.inputs[: len(rest.parts)]]
+        arrays = [Operand(shape, contiguous_strides(shape), numerics.compute) for shape in parts]
+        arrays += [operands[at] for at in rest.others]
+        dropped = {label for label, extent in extents.items() if extent == 1 and not target.gradients}
+        inputs, cut = [], []
+        for term, array in zip(rest.subscripts.inputs, arrays, strict=True):
+            axes = [each for each in zip(term, array.shape, array.strides, strict=True) if each[0] not in dropped]
+            inputs.append("".join([label for label, _, _ in axes]))
+            shape = tuple([min(size, extents.get(label, size)) for label, size, _ in axes])
+            cut.append(Operand(shape, tuple([stride for _, _, stride in axes]), array.dtype))
+        output = "".join([label for label in rest.subscripts.output if label not in dropped])
+        return make_plan(
+            rest.subscripts._replace(inputs=tuple(inputs), output=output), cut, target, numerics, rest.path
+        )
 
     # Fewest FLOPs, and small intermediates: which of them is cut cheaper is seen when both are.
     paths = {path: None for room in (None, limit // 8) for path in candidate_paths(subscripts, sizes, optimize, room)}
-    plans = [plan_of(sizes, path) for path in paths]
-    return cheapest_slicing(plans, limit, plan_of, target.gradients)
+    network = Network(subscripts.inputs, subscripts.output, sizes)
+    paths = {network.depth_first(path): None for path in paths}
+    plans = [make_plan(subscripts, operands, target, numerics, path) for path in paths]
+    return cheapest_slicing(subscripts, plans, limit, target.gradients, begun, plan_of)

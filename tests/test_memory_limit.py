@@ -1,17 +1,30 @@
 """A call with a memory limit gives what it gives without, in pieces, and allocates no more."""
 
+import os
+import pickle
+import subprocess
+import sys
 import tracemalloc
 from collections.abc import Callable
+from functools import partial
+from itertools import count
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from optional_mxnet import mxnet_or_skip
 
-from einops_fast import explain, fast_einsum
+import einops_fast
+from einops_fast import contract_expression, explain, fast_einsum
+from einops_fast.backends import get_backend
 from einops_fast.errors import EinsumError, OperandError, ShapeError
 from einops_fast.planning.notation import parse
-from einops_fast.planning.slicing import Slicing, read_bytes
+from einops_fast.planning.parts import Rest
+from einops_fast.planning.slicing import Slicing
+from einops_fast.runtime.limits import read_bytes
+from einops_fast.runtime.plan_cache import clear_plans
 
 PYTHON = 1 << 15
 """Bytes of the interpreter's own objects, about: plans, views, loops."""
@@ -52,6 +65,60 @@ def test_results_are_the_same_and_memory_is_kept_to(name: str) -> None:
     memory = explain(equation, *arrays, memory_limit=limit).to_dict()["memory"]
     assert memory["peak_bytes"] <= limit
     assert memory["flops_ratio"] >= 1
+
+
+def circuit(qubits: int, depth: int) -> tuple[str, list[Any]]:
+    """A circuit of gates of two qubits each, with all its ends closed."""
+    generator, label = np.random.default_rng(6), count()
+    ends = [chr(256 + next(label)) for _ in range(qubits)]
+    terms, shapes = list(ends), [(2,)] * qubits
+    for layer in range(depth):
+        for at in range(layer % 2, qubits - 1, 2):
+            new = [chr(256 + next(label)) for _ in range(2)]
+            terms.append("".join([*new, *ends[at : at + 2]]))
+            shapes.append((2,) * 4)
+            ends[at : at + 2] = new
+    terms += ends
+    arrays = [generator.standard_normal(shape) / 2 for shape in [*shapes, *[(2,)] * qubits]]
+    return f"{','.join(terms)}->", arrays
+
+
+def test_a_circuit_is_cut_at_little_cost() -> None:
+    equation, arrays = circuit(20, 20)
+    plain = explain(equation, *arrays)
+    limit = plain.largest_intermediate // 8
+    memory = explain(equation, *arrays, memory_limit=limit).to_dict()["memory"]
+    assert memory["peak_bytes"] <= limit
+    assert memory["flops_ratio"] < 1.5
+    assert memory["pieces"] <= 512
+    np.testing.assert_allclose(
+        fast_einsum(equation, *arrays, memory_limit=limit), fast_einsum(equation, *arrays), rtol=1e-9
+    )
+
+
+NETWORKS = st.lists(st.text("abcdefg", min_size=1, max_size=4), min_size=2, max_size=6)
+
+
+@given(NETWORKS, st.lists(st.sampled_from([1, 2, 3, 5, 7]), min_size=7, max_size=7), st.data())
+def test_any_network_is_cut_into_pieces_of_any_length(terms: list[str], sizes: list[int], data: Any) -> None:
+    of, labels = dict(zip("abcdefg", sizes, strict=True)), sorted({*"".join(terms)})
+    output = "".join(data.draw(st.permutations(data.draw(st.lists(st.sampled_from(labels), unique=True, max_size=3)))))
+    generator = np.random.default_rng(7)
+    ones = data.draw(st.sets(st.tuples(st.integers(0, len(terms) - 1), st.sampled_from(labels)), max_size=2))
+    arrays = [
+        generator.standard_normal([1 if (at, label) in ones else of[label] for label in term])
+        for at, term in enumerate(terms)
+    ]
+    equation = f"{','.join(terms)}->{output}"
+    exact = np.einsum(equation, *arrays)
+    peak = explain(equation, *arrays, memory_limit=1 << 40).to_dict()["memory"]["peak_bytes"]
+    for part in (0.9, 0.6, 0.3):
+        try:
+            found = fast_einsum(equation, *arrays, memory_limit=max(int(part * peak), 8))
+        except EinsumError as error:
+            assert "is too little for" in str(error)  # noqa: PT017 - or else the result is right
+            break
+        np.testing.assert_allclose(found, exact, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", ["chain", "ring", "wide product of three"])
@@ -143,14 +210,175 @@ def test_too_little_is_told_with_what_it_takes() -> None:
 
 def test_pieces_cover_all_once() -> None:
     subscripts = parse("abc,cd->abd", (3, 2), words=False)
-    slicing = Slicing(subscripts, {"a": 5, "b": 2, "c": 7, "d": 3}, {"a": 2, "c": 3}, None, 0, 0, 1.0)
+    rest = Rest((), (0, 1), subscripts, ((0, 1),))
+    sizes = {"a": 5, "b": 2, "c": 7, "d": 3}
+    slicing = Slicing(subscripts, sizes, rest, (), {"a": 2, "c": 3}, None, (), 0, 0, 1.0, 9)
     seen = np.zeros((5, 2, 7))
     for (left, _), at in slicing.pieces([(5, 2, 7), (7, 3)]):
         assert at == (left[0], slice(None), slice(None))
         seen[left] += 1
     assert (seen == 1).all()
-    assert slicing.count == 9
     assert slicing.adds
+
+
+def peak_of(call: Callable[[], Any]) -> tuple[Any, int]:
+    """Return what a call does the second time, and the most bytes that it takes then."""
+    call()
+    tracemalloc.start()
+    try:
+        return call(), tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_limits_of_blocks_functions_and_expressions() -> None:
+    equation, arrays, limit = operands("ring")
+    exact, most = peak_of(lambda: fast_einsum(equation, *arrays))
+    assert most > limit + PYTHON
+
+    def in_a_block() -> Any:
+        with einops_fast.memory_limit(f"{limit / 1000} kB"):
+            return fast_einsum(equation, *arrays)
+
+    @einops_fast.memory_limit(limit)
+    def decorated() -> Any:
+        return fast_einsum(equation, *arrays)
+
+    @einops_fast.memory_limit(limit)
+    def steps() -> Any:
+        yield fast_einsum(equation, *arrays)
+
+    plain = contract_expression(equation, *arrays)
+    expression = contract_expression(equation, *arrays, memory_limit=limit)
+    constants = contract_expression(equation, *arrays, constants=[0, 2], memory_limit=limit)
+    calls = [
+        in_a_block, decorated, lambda: next(steps()), lambda: expression(*arrays),
+        lambda: pickle.loads(pickle.dumps(expression))(*arrays), lambda: constants(*arrays[1::2]),
+        einops_fast.memory_limit(limit)(lambda: plain(*arrays)),
+    ]  # fmt: skip
+    for call in calls:
+        found, peak = peak_of(call)
+        np.testing.assert_allclose(found, exact)
+        assert peak <= limit + PYTHON
+    assert peak_of(lambda: plain(*arrays))[1] > limit + PYTHON
+    with pytest.raises(EinsumError, match="memory_limit is a number of bytes"):
+        einops_fast.memory_limit("much")
+
+
+def test_a_block_leaves_alone_what_has_no_pieces() -> None:
+    objects = np.array([[1, 2], [3, 4]], object)
+    with einops_fast.memory_limit(1000):
+        assert (fast_einsum("ij,jk,kl->il", objects, objects, objects) == objects @ objects @ objects).all()
+        with pytest.raises(EinsumError, match="too little"):
+            fast_einsum("i,j->ij", np.ones(100), np.ones(100))
+
+
+def test_the_environment_sets_a_limit() -> None:
+    program = """
+import numpy as np, einops_fast
+try:
+    print(einops_fast.fast_einsum("i,j->ij", np.ones(100), np.ones(100)).shape)
+except einops_fast.EinsumError as error:
+    print(error)
+"""
+    for limit, words in (
+        ("1 MB", "(100, 100)"),
+        ("10 kB", "too little"),
+        ("10 k", "EINOPS_FAST_MEMORY_LIMIT is"),
+    ):
+        environment = {**os.environ, "EINOPS_FAST_MEMORY_LIMIT": limit}
+        shown = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+        assert words in shown.stdout, shown.stderr
+
+
+@pytest.mark.parametrize("as_expression", [False, True])
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError("a"), *map(RuntimeError, ("CUDA out of memory.", "[alloc_cpu.cpp] can't allocate memory: you tried"))],
+)
+def test_out_of_memory_is_answered_by_pieces(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, as_expression: bool
+) -> None:
+    equation, arrays, _ = operands("ring")
+    exact, backend, failures = fast_einsum(equation, *arrays), get_backend("numpy"), []
+
+    def matmul(a: Any, b: Any, **options: Any) -> Any:
+        result = np.matmul(a, b, **options)
+        if result.size > 6000:
+            failures.append(result.size)
+            raise error
+        return result
+
+    clear_plans()
+    monkeypatch.setattr(backend, "matmul", matmul)
+    monkeypatch.setattr(backend, "room", lambda operands: 1 << 20)
+    call = contract_expression(equation, *arrays) if as_expression else partial(fast_einsum, equation)
+    for number in range(1, 3):
+        np.testing.assert_allclose(call(*arrays), exact)
+        assert len(failures) == number
+    monkeypatch.setattr(backend, "room", lambda operands: None)
+    with pytest.raises(type(error), match=str(error)[-8:]):
+        call(*arrays)
+    monkeypatch.undo()
+    clear_plans()
+
+
+class Tree:
+    """What of cotengra's trees and optimizers is used."""
+
+    def __init__(self, inputs: Any, path: Any, sliced: str) -> None:
+        self.inputs, self.path, self.sliced_inds = inputs, path, dict.fromkeys(sliced)
+
+    def get_path(self) -> Any:
+        return self.path
+
+
+class Optimizer:
+    def __init__(self, slicing: bool) -> None:
+        self.slicing_opts = {"target_slices": 4} if slicing else None
+
+    def search(self, inputs: Any, output: Any, sizes: Any) -> Tree:
+        return Tree(inputs, ((1, 2), (0, 1)), inputs[1][0] if self.slicing_opts else "")
+
+
+@pytest.mark.parametrize(
+    ("equation", "optimize", "extents"),
+    [
+        ("ij,jk,kl->il", Tree([("a", "b"), ("b", "c"), ("c", "d")], ((1, 2), (0, 1)), "c"), {"k": 1}),
+        ("row j,j k,k l->row l", Tree([{"row", "j"}, {"j", "k"}, {"k", "l"}], ((0, 1), (0, 1)), "j"), {"j": 1}),
+        ("ij,jk,kl->il", Tree([("i", "j"), ("j", "k"), ("k", "l")], ((1, 2), (0, 1)), "il"), {"i": 1, "l": 1}),
+        ("ij,jk,kl->il", Tree([], ((1, 2), (0, 1)), ""), None),
+        ("ij,jk,kl->il", Optimizer(False), None),
+        ("ij,jk,kl->il", Optimizer(True), {"j": 1}),
+    ],
+)
+@pytest.mark.parametrize("framework", ["numpy", "torch"])
+def test_trees_of_cotengra_are_taken_with_their_slices(
+    framework: str, equation: str, optimize: Any, extents: dict[str, int] | None
+) -> None:
+    arrays = [np.random.default_rng(8).standard_normal(shape) for shape in ((4, 5), (5, 6), (6, 7))]
+    exact = arrays[0] @ arrays[1] @ arrays[2]
+    if framework == "torch":
+        arrays = [pytest.importorskip("torch").from_numpy(each).requires_grad_() for each in arrays]
+    for _ in range(2):
+        for call in (
+            fast_einsum,
+            lambda equation, *given, **options: contract_expression(equation, *given, **options)(*given),
+        ):
+            found = call(equation, *arrays, optimize=optimize)
+            np.testing.assert_allclose(found if framework == "numpy" else found.detach(), exact)
+    memory = explain(equation, *arrays, optimize=optimize).to_dict().get("memory")
+    assert (memory and memory["extents"]) == extents
+    found = fast_einsum(equation, *arrays, optimize=optimize, memory_limit=10_000)
+    np.testing.assert_allclose(found if framework == "numpy" else found.detach(), exact)
+
+
+def test_a_tree_of_another_equation_is_refused() -> None:
+    arrays = [np.ones((3, 3))] * 3
+    with pytest.raises(EinsumError, match="slices \\['x'\\], which 'ij,jk,kl->il' hasn't"):
+        fast_einsum("ij,jk,kl->il", *arrays, optimize=Tree([{"x"}], ((1, 2), (0, 1)), "x"))
+    with pytest.raises(EinsumError, match="doesn't name distinct terms"):
+        fast_einsum("ij,jk,kl->il", *arrays, optimize=Tree([], ((1, 5), (0, 1)), ""))
 
 
 # ---- torch

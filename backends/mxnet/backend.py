@@ -104,16 +104,18 @@ class MxnetBackend(Backend):
     def native(self, equation: str, operands: Sequence[Any], **options: Any) -> Any:
         return native_einsum(equation, *operands, **options)
 
+    def check_out(self, result: Any, out: Any, casting: str) -> None:
+        super().check_out(result, out, casting)
+        wanted, own = np.dtype(out.dtype), np.dtype(result.dtype)
+        if not _can_cast(own, wanted, casting):
+            raise OperandError(f"casting={casting!r} doesn't convert {own} to out's {wanted}")
+
     def finish(self, result: Any, out: Any, order: str, casting: str) -> Any:
         if order == "F" and result.ndim > 1:
             raise OperandError("order='F' can't be had: MXNet's arrays are in C order")
         if out is None:
             return result
-        if out.shape != result.shape:
-            raise OperandError(f"out has shape {out.shape}, the result {result.shape}")
-        wanted, own = np.dtype(out.dtype), np.dtype(result.dtype)
-        if not _can_cast(own, wanted, casting):
-            raise OperandError(f"casting={casting!r} doesn't convert {own} to out's {wanted}")
+        self.check_out(result, out, casting)
         out[()] = result
         return out
 

@@ -280,14 +280,16 @@ class TorchBackend(TorchSteps):
             return int(free + cached) // item
         return free_memory() // item if device.type == "cpu" else None
 
+    def check_out(self, result: Any, out: Any, casting: str) -> None:
+        super().check_out(result, out, casting)
+        if casting != "unsafe" and not torch.can_cast(result.dtype, out.dtype):
+            raise OperandError(f"casting={casting!r} doesn't convert {result.dtype} to out's {out.dtype}")
+        if out.device != result.device:
+            raise OperandError(f"out is on {out.device}, the operands are on {result.device}")
+
     def finish(self, result: Any, out: Any, order: str, casting: str) -> Any:
         if out is not None:
-            if out.shape != result.shape:
-                raise OperandError(f"out has shape {tuple(out.shape)}, the result {tuple(result.shape)}")
-            if casting != "unsafe" and not torch.can_cast(result.dtype, out.dtype):
-                raise OperandError(f"casting={casting!r} doesn't convert {result.dtype} to out's {out.dtype}")
-            if out.device != result.device:
-                raise OperandError(f"out is on {out.device}, the operands are on {result.device}")
+            self.check_out(result, out, casting)
             return copied_to(out, result.clone() if _one_storage(result, out) else result)
         if order == "F":
             reverse = tuple(range(result.dim()))[::-1]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from itertools import accumulate, chain, pairwise
 from math import prod
@@ -19,7 +20,7 @@ from einops_fast.errors import ShapeError, SubscriptsError, point_at
 from einops_fast.planning.refusals import count_axes, new_axis
 from einops_fast.planning.terms import is_name
 
-__all__ = ["Composition", "composed", "composition"]
+__all__ = ["Composition", "check_sizes", "composed", "composition"]
 
 _ONE = re.compile(r"(?<![^\s,>(])1(?![^\s,)-])")
 _AXIS = re.compile(r"\(([^()]*)\)|\.\.\.|[^\s()]+|[()]")
@@ -238,3 +239,12 @@ def _names(equation: str, start: int, end: int) -> list[list[str]]:
 
 def _reject(problem: str, equation: str, span: tuple[int, int]) -> NoReturn:
     raise SubscriptsError(point_at(problem, equation, span))
+
+
+def check_sizes(sizes: Mapping[str, int], equation: str) -> None:
+    """Raise ShapeError if one of the sizes that are given can't be one."""
+    for name, size in sizes.items():
+        with suppress(TypeError, ValueError, RuntimeError):  # of an array of several elements, or of texts
+            if not isinstance(size, str) and hasattr(size, "__index__") and size >= 0:
+                continue
+        raise ShapeError(point_at(f"the size of axis {name!r} is no number that it can have: {size!r}", equation))

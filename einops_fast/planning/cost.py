@@ -259,6 +259,7 @@ class StepCost(Record):
     moved: int  # bytes that it reads and writes, copies included
     copied: int  # bytes that it writes only to bring an operand into another layout
     seconds: float  # predicted time
+    workspace: int = 0  # elements that it allocates beside its result
 
 
 def step_costs(steps: Sequence[Step], operands: Sequence[int], dtype: str, on: Ceilings) -> tuple[StepCost, ...]:
@@ -297,7 +298,8 @@ def _step_cost(step: Step, reads: Sequence[int], dtype: str, on: Ceilings) -> St
         loops = prod(step.batch[:-1]) if step.buffer is not None else 1
         seconds = gemm_seconds(product, loops, dtype, on)
         seconds += sum(copy_seconds(size, False, dtype, on) for size in copies)
-        return StepCost(product.flops, moved + 2 * item * sum(copies), item * sum(copies), seconds)
+        copied = sum(copies)
+        return StepCost(product.flops, moved + 2 * item * copied, item * copied, seconds, copied)
     if isinstance(step, Fused):
         full, chain = products(step.loops), chain_of(step.loops)
         if chain is not None:
@@ -308,8 +310,13 @@ def _step_cost(step: Step, reads: Sequence[int], dtype: str, on: Ceilings) -> St
             done = min(flops, 2 * full)
         # What the better of a kernel and the library takes is known when both have been looked at.
         arithmetic = 1.3 * done / on.gemm_rate(dtype)
-        return StepCost(flops, moved, 0, on.call + max(1.2 * moved / on.bandwidth, arithmetic))
+        library = step_costs(step.library, reads, dtype, on)
+        workspace = sum([cost.workspace + prod(call.shape) for cost, call in zip(library, step.library, strict=True)])
+        seconds = on.call + max(1.2 * moved / on.bandwidth, arithmetic)
+        return StepCost(flops, moved, 0, seconds, workspace - result)
     if isinstance(step, Multiply):
         seconds = multiply_seconds(step.full, (*reads, result), bool(step.summed), dtype, on, step.runs)
-        return StepCost(step.full * (2 if step.summed else 1), moved, 0, seconds)
+        # The product is in float32 where elements are halves.
+        product_size = 2 * min(step.full, step.block or step.full) if step.summed else 0
+        return StepCost(step.full * (2 if step.summed else 1), moved, 0, seconds, product_size)
     return StepCost(2 * step.full, moved, 0, native_seconds(step.full, (*reads, result), True, dtype, on))

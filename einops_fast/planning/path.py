@@ -14,7 +14,16 @@ from einops_fast.errors import EinsumError
 from einops_fast.planning.notation import Subscripts
 from einops_fast.record import Record
 
-__all__ = ["MOST_TIMES", "Network", "Path", "candidate_paths", "check_optimize", "explicit_path"]
+__all__ = [
+    "MOST_TIMES",
+    "Network",
+    "Path",
+    "candidate_paths",
+    "check_optimize",
+    "explicit_path",
+    "is_sliced",
+    "with_slices",
+]
 
 Path = tuple[tuple[int, ...], ...]
 
@@ -76,6 +85,34 @@ class Network:
             terms.append(result)
             yield group, result
 
+    def depth_first(self, path: Path) -> Path:
+        """Return a path with the same steps in the order in which the fewest elements are held at a time, nearly."""
+        count = len(self.inputs)
+        slots, read, most, left = list(range(count)), list[tuple[int, ...]](), [0] * count, [0] * count
+        for positions, (_, result) in zip(path, self.contractions(path), strict=True):
+            # Of two values, that one comes first whose making takes more beyond what is left of it.
+            slots_read = sorted([slots.pop(at) for at in reversed(positions)], key=lambda slot: left[slot] - most[slot])
+            held, peak = 0, 0
+            for slot in slots_read:
+                peak = max(peak, held + most[slot])
+                held += left[slot]
+            read.append(tuple(slots_read))
+            left.append(self.size(result))
+            most.append(max(peak, held + left[-1]))
+            slots.append(count + len(read) - 1)
+        order: list[int] = []
+        waiting = [count + len(read) - 1]
+        while waiting:  # the last step first
+            slot = waiting.pop()
+            if slot >= count:
+                order.append(slot)
+                waiting += read[slot - count]
+        slots, found = list(range(count)), list[tuple[int, ...]]()
+        for slot in reversed(order):
+            found.append(tuple(sorted([slots.index(each) for each in read[slot - count]])))
+            slots = [*[each for each in slots if each not in read[slot - count]], slot]
+        return tuple(found)
+
     def candidate(self, path: Path) -> _Candidate:
         """Price a path; a step of many terms counts as one loop nest."""
         flops, written = 0, [0]
@@ -98,6 +135,11 @@ class Network:
         """The path that an opt_einsum optimizer, or the one of this name, finds."""
         try:
             optimizer = _named(optimize, optimize) if isinstance(optimize, str) else optimize
+            if hasattr(optimizer, "search"):  # cotengra's
+                inputs, output = [tuple(sorted(term)) for term in self.inputs], tuple(sorted(self.output))
+                return self.candidate(
+                    _checked(optimizer.search(inputs, output, self.sizes).get_path(), len(inputs), optimize)
+                )
             # Some optimizers change the list that they get.
             found = optimizer(list(self.inputs), self.output, self.sizes, None if limit == inf else int(limit))
             return self.candidate(_checked(found, len(self.inputs), optimize))
@@ -265,7 +307,7 @@ def _with_limit(optimize: Any) -> tuple[Any, Any]:
         chosen, limit = optimize
     if chosen is None or chosen is True:
         chosen = "auto"
-    if not (chosen is False or isinstance(chosen, str) or callable(chosen)):
+    if not (chosen is False or isinstance(chosen, str) or callable(chosen) or hasattr(chosen, "search")):
         raise EinsumError(_unknown(optimize))
     if limit is None or limit == -1:
         return chosen, inf
@@ -284,7 +326,9 @@ def _unknown(optimize: Any) -> str:
 
 
 def explicit_path(optimize: Any, count: int) -> Path | None:
-    """A path given as such, checked; ``None`` if ``optimize`` is something else."""
+    """A path given as such, or as a tree of cotengra's, checked; ``None`` if ``optimize`` is something else."""
+    if _is_tree(optimize):
+        return _checked(optimize.get_path(), count, optimize)
     if not isinstance(optimize, (list, tuple)):
         return None
     steps = list(optimize)
@@ -293,6 +337,32 @@ def explicit_path(optimize: Any, count: int) -> Path | None:
     if not all(isinstance(step, (list, tuple)) for step in steps):
         return None
     return _checked(steps, count, optimize)
+
+
+def with_slices(optimize: Any, subscripts: Subscripts, sizes: dict[str, int]) -> tuple[Any, frozenset[str]]:
+    """Return ``optimize``, or the tree that an optimizer of cotengra's finds if it slices, and the labels it slices."""
+    if not is_sliced(optimize):
+        return optimize, frozenset()
+    if not _is_tree(optimize):
+        optimize = optimize.search([*map(tuple, subscripts.inputs)], tuple(subscripts.output), sizes)
+        return optimize, frozenset(optimize.sliced_inds)
+    letters = {label: letter for letter, label in subscripts.names}
+    if all(isinstance(term, (tuple, list, str)) for term in optimize.inputs):  # where labels have an order
+        for own, term in zip(subscripts.inputs, optimize.inputs, strict=False):
+            letters.update(zip(term, own, strict=False))
+    if not letters.keys() >= optimize.sliced_inds.keys():
+        raise EinsumError(f"optimize={optimize!r} slices {[*optimize.sliced_inds]}, which {subscripts.text!r} hasn't")
+    return optimize, frozenset([letters[label] for label in optimize.sliced_inds])
+
+
+def is_sliced(optimize: Any) -> bool:
+    """Return whether this is a tree of cotengra's that is sliced, or an optimizer that slices."""
+    names = ("sliced_inds", "slicing_opts", "slicing_reconf_opts")
+    return not isinstance(optimize, str) and any(getattr(optimize, name, None) for name in names)
+
+
+def _is_tree(optimize: Any) -> bool:
+    return hasattr(optimize, "get_path") and hasattr(optimize, "sliced_inds")
 
 
 def _checked(steps: Sequence[Sequence[Any]], count: int, optimize: Any) -> Path:

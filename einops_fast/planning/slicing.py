@@ -1,48 +1,51 @@
 """Contract within a memory limit: axes are cut until everything that a call allocates fits, and pieces are added up.
 
-The axis that is cut next is the one that costs the fewest FLOPs for what the cut takes off the largest step.
-Steps that lack an axis are made anew for each of its pieces: that is what a limit costs.
+The axis that is cut next is the one that costs least for what the cut takes off all that is too much.
+Steps that lack an axis are made anew for each of its pieces where no loop can be around fewer steps: that is what a
+limit costs.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from heapq import nlargest
 from itertools import product
 from math import inf, log, prod
-from typing import Any
+from random import Random
 
 from einops_fast.errors import EinsumError
 from einops_fast.planning.cost import ITEM_SIZES
+from einops_fast.planning.loops import Item, at_each_step, needs_of, nested
 from einops_fast.planning.notation import Subscripts
-from einops_fast.planning.path import Network, Path
+from einops_fast.planning.parts import Rest, small_parts
 from einops_fast.planning.plan import Plan
-from einops_fast.planning.steps import Diagonal, Fused, Gemm, Multiply, Select, Step, View
+from einops_fast.planning.steps import Diagonal, Gemm, Select, Step, View
 from einops_fast.record import Record
 
-__all__ = ["Slicing", "cheapest_slicing", "peak_bytes", "read_bytes"]
+__all__ = ["Slicing", "cheapest_slicing", "is_view"]
 
-_UNITS = {"": 1, **{f"{prefix}B": 1000**at for at, prefix in enumerate(("", "k", "M", "G", "T"))},
-          **{f"{prefix}iB": 1024**at for at, prefix in enumerate("KMGT", 1)}}  # fmt: skip
+_TRIALS = 3
+"""Searches for cuts: the first is greedy, the others are so with more and more noise."""
+
+_MANY = 12
+"""Labels of the first search, from which on it is the only one: it takes seconds."""
+
+_HEAT = 0.15
+"""Of that noise, in logarithms of what a label is worth."""
+
+_TRIED = 12
+"""Labels whose cut is priced, of those that are worth most."""
+
+_ALL = 0.05
+"""Weight of all that is too much, beside the most."""
+
+_WRITTEN = 16
+"""Multiply-adds that take as long as to write an element of a result."""
+
+_PYTHON = 4e-6
+"""Seconds that a step takes in Python."""
 
 Index = tuple[slice, ...]
-
-
-def read_bytes(limit: Any) -> int:
-    """Return a memory limit in bytes: a number of them, or a text such as ``'2GiB'``.
-
-    >>> read_bytes(4096), read_bytes('1.5 MiB')
-    (4096, 1572864)
-    """
-    if isinstance(limit, str):
-        found = re.fullmatch(r"\s*([\d.]+)\s*([A-Za-z]*)\s*", limit)
-        if found and found[2] in _UNITS and re.fullmatch(r"\d+\.?\d*", found[1]):
-            return int(float(found[1]) * _UNITS[found[2]])
-    elif (
-        not isinstance(limit, bool) and hasattr(limit, "__index__") and getattr(limit, "shape", ()) == () and limit > 0
-    ):
-        return int(limit)
-    raise EinsumError(f"memory_limit is a number of bytes, or a text such as '2GiB' or '500 MB', not {limit!r}")
 
 
 class Slicing(Record):
@@ -50,16 +53,20 @@ class Slicing(Record):
 
     subscripts: Subscripts
     sizes: dict[str, int]
+    rest: Rest
+    axes: tuple[frozenset[str], ...]  # of each array of the rest, the labels that it can be cut along
     extents: dict[str, int]  # of the labels that are cut: the length of a piece; the last one may be shorter
-    piece: Plan  # of the largest ones
+    piece: Plan  # of the largest ones; labels of one element are dropped
+    items: tuple[Item, ...]  # its steps, in loops; none where all of it is contracted anew for each piece
     peak: int  # bytes that are allocated at most, the result's included
     flops: int  # multiply-adds of all pieces
     overhead: float  # times those of the same path in one piece
+    count: int  # how often the step that runs most often does
 
     @property
-    def count(self) -> int:
-        """The number of pieces."""
-        return prod([-(-self.sizes[label] // extent) for label, extent in self.extents.items()])
+    def dropped(self) -> set[str]:
+        """The labels that pieces lack."""
+        return {label for label, extent in self.extents.items() if extent == 1 and self.items}
 
     @property
     def adds(self) -> bool:
@@ -86,96 +93,223 @@ def _index(term: str, at: Mapping[str, slice], shape: Sequence[int] | None = Non
     return tuple([whole if size == 1 else at.get(label, whole) for label, size in zip(term, sizes, strict=True)])
 
 
-def cheapest_slicing(plans: Sequence[Plan], limit: int, plan_of: Callable[[Mapping[str, int], Path], Plan],
-                     trained: bool) -> Slicing:  # fmt: skip
-    """Return the slicing that takes the fewest FLOPs, of one without pieces where everything fits.
+class _Cutting:
+    """What a plan contracts, and what it takes where labels are cut."""
+
+    def __init__(self, rest: Rest, whole: Plan, plan: Plan, trained: bool) -> None:
+        """Take what is left to do, its plan with nothing cut, the call's plan, and whether gradients are wanted."""
+        sizes, item, on = whole.sizes, _item(plan), whole.target.ceilings
+        self.sizes, self.output, self.flat = sizes, rest.subscripts.output, trained
+        self.axes = rest.axes([operand.shape for operand in plan.operands])
+        self.call = (on.call + _PYTHON) * on.gemm_rate(plan.numerics.compute) / 2
+        # What is held beside the steps' results: if nothing is put side by side, and if something is.
+        parts = sum([prod(operand.shape) for operand in whole.operands[: len(rest.parts)]])
+        width = ITEM_SIZES.get(plan.numerics.result, 8)
+        result = prod([sizes[label] for label in self.output]) * width
+        if trained:  # halves are added up in float32, and converted
+            result = max(result * (3 if width == 2 else 1), _gradient_bytes(plan))
+        self.beside = [parts + (-(-result // item) if trained else 0), parts - (-result // item)]
+        nodes = [(step.reads, step.labels) for step in whole.steps]
+        self.needs = needs_of(self.axes, nodes, self.output, sizes)
+        self.owners = _owners(whole.steps, len(self.axes))
+        # Of each step the labels of its result, all, and those of its workspace; and the elements of each of the three.
+        terms = [*map(frozenset, rest.subscripts.inputs), *[frozenset(step.labels) for step in whole.steps]]
+        self.made, self.all, self.space = terms[len(self.axes) :], list[frozenset[str]](), list[frozenset[str]]()
+        for step in whole.steps:
+            self.all.append(frozenset(step.labels).union(*[terms[read] for read in step.reads]))
+            moved = (
+                [terms[read] for read, how in zip(step.reads, (step.left, step.right), strict=True) if how.moves]
+                if isinstance(step, Gemm)
+                else []
+            )
+            self.space.append(moved[0] if len(moved) == 1 else self.all[-1])
+        self.full = [
+            prod([sizes[each] for each in labels]) if len(step.reads) > 1 else 0
+            for step, labels in zip(whole.steps, self.all, strict=True)
+        ]
+        self.elements = [0 if is_view(step) else prod(step.shape) for step in whole.steps]
+        self.spaces = [cost.workspace for cost in whole.costs]
+
+    def steps(self, cuts: Mapping[str, int]) -> list[tuple[int, int, int, int]]:
+        """Return of each step its number, the elements held when it runs, its multiply-adds, and how often it runs.
+
+        Args:
+            cuts: the extents of the labels that are cut.
+        """
+        sizes, cut = self.sizes, cuts.keys()
+        times = {label: -(-sizes[label] // extent) for label, extent in cuts.items()}
+
+        def shorter(elements: Sequence[int], labels: Sequence[frozenset[str]]) -> list[int]:
+            found = []
+            for size, term in zip(elements, labels, strict=True):
+                for label in cut & term:
+                    size = -(-size * cuts[label] // sizes[label])
+                found.append(size)
+            return found
+
+        memory = [0] * len(self.axes) + shorter(self.elements, self.made)
+        spaces = shorter(self.spaces, self.space)
+        items: Sequence[Item] = range(len(self.made))
+        if cuts and not self.flat:
+            items = nested(len(self.axes), [(reads, cut & needs, cut & ended) for reads, needs, ended in self.needs])
+        found = at_each_step(items, self.needs, memory, memory.__getitem__, self.owners)
+        base = self.beside[not cut.isdisjoint(self.output)]
+        if self.flat:
+            found = [(at, 2 * sum(memory), tuple(cuts)) for at, *_ in found]
+        runs = [prod([times[each] for each in loops]) for *_, loops in found]
+        anew = [prod([times[each] for each in loops if each not in self.all[at]]) for at, _, loops in found]
+        return [
+            (at, base + held + spaces[at], self.full[at] * flops, count)
+            for (at, held, _), flops, count in zip(found, anew, runs, strict=True)
+        ]
+
+    def price(self, cuts: Mapping[str, int], room: float) -> tuple[float, float, float]:
+        """Return how many times what is held is too much, the sum of that's logarithms, and the time all takes.
+
+        The time is in multiply-adds.
+        """
+        excess, doublings, time = 1.0, 0.0, 0.0
+        for at, held, flops, runs in self.steps(cuts):
+            # Each element is written once but for pieces that are added up.
+            time += flops + runs * self.call + _WRITTEN * self.elements[at]
+            if held > room:
+                excess = max(excess, held / room)
+                doublings += log(held / room)
+        return excess, doublings, time
+
+    def worth(self, cuts: Mapping[str, int], room: float) -> dict[str, float]:
+        """Return for labels that take part in what is too much how much of all has them: a cut adds nothing to that.
+
+        All counts as if it were made anew for each piece, as far as loops may yet grow.
+        """
+        times = {label: -(-self.sizes[label] // extent) for label, extent in cuts.items()}
+        shares, large = dict[str, float](), set[str]()
+        for at, held, *_ in self.steps(cuts):
+            labels = self.all[at]
+            share = (self.full[at] or self.elements[at]) * prod(
+                [number for label, number in times.items() if label not in labels]
+            )
+            for label in labels:
+                shares[label] = shares.get(label, 0.0) + share
+            if held > room:
+                large |= labels
+        long = [label for label in sorted(shares) if cuts.get(label, self.sizes[label]) > 1]
+        return {label: shares[label] for label in long if label in large} or dict.fromkeys(long, 1.0)
+
+    def cut(self, room: float, begun: dict[str, int], last: dict[str, int]) -> tuple[dict[str, int], bool]:
+        """Return extents with which all fits, or the shortest, and whether it does.
+
+        Args:
+            room: elements that may be held.
+            begun: extents of labels that are cut already.
+            last: extents with which a little less fitted; one more search begins with them.
+        """
+        best: tuple[float, float, dict[str, int]] | None = None
+        for trial, start in enumerate([*[last] * (last != begun), *[begun] * _TRIALS]):
+            if best is not None and len(best[2]) > _MANY and trial > 1:
+                break
+            noise, heat, cuts = Random(trial), _HEAT * trial, dict(start)
+            excess, _, time = self.price(cuts, room)
+            while excess > 1 and (best is None or best[0] > 1 or time < best[1]):
+                worth = {
+                    label: log(share + 1) + heat * noise.gauss(0, 1) for label, share in self.worth(cuts, room).items()
+                }
+                tried = nlargest(_TRIED, worth, worth.__getitem__)
+                if not tried:
+                    break
+                shorter = [{**cuts, each: -(-cuts.get(each, self.sizes[each]) // 2)} for each in tried]
+                prices = [self.price(each, room) for each in shorter]
+                at = min(range(len(prices)), key=[log(a) + _ALL * b + log(c) for a, b, c in prices].__getitem__)
+                (excess, _, time), cuts = prices[at], shorter[at]
+            if best is None or (excess, time) < best[:2]:
+                best = excess, time, cuts
+        assert best is not None
+        fits = best[0] == 1
+        return self.uncut(best[2], room, best[1]) if fits and not begun else best[2], fits
+
+    def uncut(self, cuts: dict[str, int], room: float, time: float) -> dict[str, int]:
+        """Return extents with which all fits, longer ones if that costs less."""
+        while True:
+            found = []
+            for label, extent in cuts.items():
+                longer = {**cuts, label: 2 * extent}
+                if 2 * extent >= self.sizes[label]:
+                    del longer[label]
+                excess, _, less = self.price(longer, room)
+                if excess == 1 and less < time:
+                    found.append((less, label, longer))
+            if not found:
+                return cuts
+            time, _, cuts = min(found, key=lambda each: each[:2])
+
+
+def cheapest_slicing(subscripts: Subscripts, plans: Sequence[Plan], limit: int, trained: bool, begun: Set[str],
+                     plan_of: Callable[[Rest, Mapping[str, int]], Plan]) -> Slicing:  # fmt: skip
+    """Return the slicing that takes least time, of one without pieces where everything fits.
 
     Args:
+        subscripts: the parsed equation.
         plans: of whole calls, by paths worth a try.
         limit: bytes.
-        plan_of: makes the plan of a piece, from the extents of labels and the path.
         trained: gradients are computed, a piece at a time.
+        begun: labels that are cut already, into single elements.
+        plan_of: makes the plan of a piece: of what is left of a path, with these extents of labels.
 
     Raises:
         EinsumError: the result alone is larger, or no piece is small enough.
     """
-    found = [_slicing(plan, limit, plan_of, trained) for plan in plans]
-    fitting = [each for each in found if each.peak <= limit]
+    found = [_slicing(plan, limit, plan_of, trained, begun) for plan in plans]
+    fitting = [each for each in found if each[1].peak <= limit]
     if not fitting:
-        least = min(each.peak for each in found)
+        least = min(each.peak for _, each in found)
         raise EinsumError(
-            f"memory_limit: {_in_words(limit)} is too little for {plans[0].subscripts.text!r}, whose smallest pieces "
+            f"memory_limit: {_in_words(limit)} is too little for {subscripts.text!r}, whose smallest pieces "
             f"and {'result, or gradients,' if trained else 'result'} take {_in_words(least)}"
         )
-    return min(fitting, key=lambda each: (each.flops, each.count))
+    return min(fitting, key=lambda each: each[0])[1]
 
 
-class _Steps:
-    """What a path contracts, whatever the extents of labels."""
-
-    def __init__(self, subscripts: Subscripts, sizes: Mapping[str, int], path: Path) -> None:
-        self.sizes = sizes
-        # of each step all labels, and the terms that are held with its result, operands aside
-        self.labels: list[frozenset[str]] = []
-        self.held: list[tuple[frozenset[str], ...]] = []
-        live: list[frozenset[str]] = []
-        for group, result in Network(subscripts.inputs, subscripts.output, dict(sizes)).contractions(path):
-            self.labels.append(frozenset().union(*group))
-            self.held.append((*live, result))
-            for term in group:
-                if term in live:
-                    live.remove(term)
-            live.append(result)
-
-    def flops(self, extents: Mapping[str, int]) -> int:
-        """Return the multiply-adds of all pieces."""
-        sizes = self.sizes
-        times = {label: -(-sizes[label] // extent) for label, extent in extents.items() if extent < sizes[label]}
-        pieces = prod(times.values())
-        return sum(
-            prod([sizes[label] for label in labels]) * pieces // prod([times[label] for label in labels & times.keys()])
-            for labels in self.labels
-        )
-
-    def largest(self, extents: Mapping[str, int]) -> tuple[int, frozenset[str]]:
-        """Return the most elements that are held at a time, and the labels of the step that makes them so many."""
-        every = [sum(prod([extents[label] for label in term]) for term in held) for held in self.held]
-        at = max(range(len(every)), key=every.__getitem__)
-        return every[at], self.labels[at].union(*self.held[at])
-
-    def next(self, extents: Mapping[str, int]) -> str | None:
-        """Return the label to cut in two: the one that costs least for what it takes off the largest step."""
-        most, labels = self.largest(extents)
-        flops = max(self.flops(extents), 1)  # an axis may have no elements
-        best: tuple[float, ...] = (inf,)
-        found = None
-        long = {label for label, extent in extents.items() if extent > 1}
-        for label in sorted(labels & long or long):
-            shorter = {**extents, label: -(-extents[label] // 2)}
-            least, more = max(self.largest(shorter)[0], 1), max(self.flops(shorter), 1)
-            gain = log(most / least) if least < most else 0.0
-            price = log(more / flops) / gain if gain else inf, float(more), float(-extents[label])
-            if found is None or price < best:
-                best, found = price, label
-        return found
-
-
-def _slicing(plan: Plan, limit: int, plan_of: Callable[[Mapping[str, int], Path], Plan], trained: bool) -> Slicing:
-    """Return how a path is sliced; its peak is over the limit if that is impossible."""
-    subscripts, sizes, path, item = plan.subscripts, plan.sizes, plan.path, _item(plan)
-    steps, extents = _Steps(subscripts, sizes, path), dict(sizes)
+def _slicing(plan: Plan, limit: int, plan_of: Callable[[Rest, Mapping[str, int]], Plan],
+             trained: bool, begun: Set[str]) -> tuple[float, Slicing]:  # fmt: skip
+    """Return how a path is sliced, and what that takes; its peak is over the limit if that is impossible."""
+    subscripts, sizes, path = plan.subscripts, plan.sizes, plan.path
+    rest = Rest((), tuple(range(len(subscripts.inputs))), subscripts, path)
+    cutting = _Cutting(rest, plan, plan, trained)
+    flops = sum(cutting.full)
+    peak = _peak_bytes(plan, (), trained) + (_gradient_bytes(plan) if trained else 0)
+    if peak <= limit and not begun:
+        return cutting.price({}, inf)[2], Slicing(subscripts, sizes, rest, (), {}, plan, (), peak, flops, 1.0, 1)
+    room = limit / _item(plan)
+    if not trained and not begun and plan.numerics.compute == plan.numerics.result and not plan.numerics.native:
+        rest = small_parts(subscripts, sizes, path, int(room))
+        if rest.parts:
+            cutting = _Cutting(rest, plan_of(rest, {}), plan, trained)
+    start = cuts = {label: 1 for label in begun if sizes[label] > 1}
     while True:
-        pieces = {label: extent for label, extent in extents.items() if extent < sizes[label]}
-        held = _held_bytes(plan, trained, adds=not pieces.keys() <= {*subscripts.output})
-        label = steps.next(extents)
+        cuts, fits = cutting.cut(room, start, cuts)
+        piece = plan_of(rest, cuts)
+        if any(len(step.shape) > len(step.labels) for step in piece.steps):
+            # Of steps with axes that have no label no other sizes are known: all pieces are as long.
+            cuts = {
+                each: next(size for size in range(extent, 0, -1) if not sizes[each] % size)
+                for each, extent in cuts.items()
+            }
+            piece = plan_of(rest, cuts)
+        items: tuple[Item, ...] = ()
+        if not trained:
+            nodes = [(step.reads, step.labels) for step in piece.steps]
+            items = tuple(nested(len(cutting.axes), needs_of(cutting.axes, nodes, rest.subscripts.output, cuts)))
+        side_by_side = any(label in subscripts.output for label in cuts)
+        peak = _peak_bytes(piece, items, trained) + _item(plan) * cutting.beside[side_by_side]
         # The path tells less than a plan, which may copy operands.
-        if not pieces or label is None or held + item * steps.largest(extents)[0] <= limit:
-            piece = plan_of(extents, path) if pieces else plan
-            peak = peak_bytes(piece, trained) + (held if pieces else _gradient_bytes(plan) if trained else 0)
-            if peak <= limit or label is None:
-                flops = steps.flops(extents)
-                return Slicing(subscripts, sizes, pieces, piece, peak, flops, flops / max(steps.flops({}), 1))
-        extents[label] = -(-extents[label] // 2)
+        if peak <= limit or not fits or room < 1:
+            steps = cutting.steps(cuts)
+            more = sum([each[2] for each in steps]) - sum(cutting.full)
+            ratio = (flops + more) / max(flops, 1)
+            count = max([runs for *_, runs in steps])
+            time, axes = cutting.price(cuts, inf)[2], tuple(map(frozenset, cutting.axes))
+            return time, Slicing(subscripts, sizes, rest, axes, cuts, piece, items, peak, flops + more, ratio, count)
+        room = max(room - max((peak - limit) / _item(plan), 0.02 * (room - cutting.beside[0])), 0.5)
 
 
 def _item(plan: Plan) -> int:
@@ -183,59 +317,38 @@ def _item(plan: Plan) -> int:
     return max(ITEM_SIZES.get(plan.numerics.compute, 8), ITEM_SIZES.get(plan.numerics.result, 8))
 
 
-def _held_bytes(plan: Plan, trained: bool, adds: bool) -> int:
-    """Return the bytes that are held beside a piece: the result, or gradients of operands where there are any."""
-    item = ITEM_SIZES.get(plan.numerics.result, 8)
-    # Halves are added up in float32, and converted.
-    result = prod([plan.sizes[label] for label in plan.subscripts.output]) * (item + 4 if adds and item == 2 else item)
-    return max(result, _gradient_bytes(plan)) if trained else result
-
-
 def _gradient_bytes(plan: Plan) -> int:
     return sum(prod(operand.shape) * ITEM_SIZES.get(operand.dtype, 8) for operand in plan.operands)
 
 
-def peak_bytes(plan: Plan, keeps: bool = False) -> int:
-    """Return the most bytes that a plan allocates at a time, its result included.
+def _peak_bytes(plan: Plan, items: Sequence[Item], keeps: bool) -> int:
+    """Return the most bytes that the steps of a plan allocate at a time, in these loops if there are any.
 
     With ``keeps``, no intermediate is let go, and each gets a gradient.
     """
-    item = _item(plan)
-    sizes = [prod(operand.shape) for operand in plan.operands]
-    return item * _peak(plan.steps, sizes, keeps)
+    item, count = _item(plan), len(plan.operands)
+    memory = [0] * count + [0 if is_view(step) else prod(step.shape) for step in plan.steps]
+    nodes = [(() if keeps else step.reads,) for step in plan.steps]
+    wide = 2 if item == 2 else 1
+    owners = _owners(plan.steps, count)
+    found = at_each_step(items or range(len(nodes)), nodes, memory, lambda slot: wide * memory[slot], owners)
+    return item * (2 if keeps else 1) * max([held + plan.costs[at].workspace for at, held, _ in found])
 
 
-def _peak(steps: Sequence[Step], operands: Sequence[int], keeps: bool) -> int:
-    """Return the most elements that steps allocate at a time."""
-    count, most, live = len(operands), 0, 0
-    elements = list(operands)
-    owners = list(range(count))  # the slot whose memory each slot is in
-    last: dict[int, int] = {}
-    for at, step in enumerate(steps):
-        elements.append(prod(step.shape))
-        is_view = isinstance(step, (Select, Diagonal)) or (isinstance(step, View) and not step.how.moves)
-        owners.append(owners[step.reads[0]] if is_view else count + at)
-        last.update({owners[slot]: at for slot in step.reads})
-    for at, step in enumerate(steps):
-        own = owners[count + at] == count + at
-        live += elements[count + at] if own else 0
-        most = max(most, live + _workspace(step, [elements[slot] for slot in step.reads]))
-        freed = {owners[slot] for slot in step.reads if owners[slot] >= count and last[owners[slot]] == at}
-        live -= 0 if keeps else sum(elements[slot] for slot in freed)
-    return 2 * most if keeps else most
+def _owners(steps: Sequence[Step], count: int) -> list[int]:
+    """Return the slot whose memory each slot is in; ``count``: of operands."""
+    owners = list(range(count))
+    for slot, step in enumerate(steps, count):
+        owners.append(owners[step.reads[0]] if is_view(step) else slot)
+    return owners
 
 
-def _workspace(step: Step, reads: Sequence[int]) -> int:
-    """Return the elements that a step allocates beside its result."""
-    if isinstance(step, Gemm):
-        return sum(size for size, how in zip(reads, (step.left, step.right), strict=True) if how.moves)
-    if isinstance(step, Multiply) and step.summed:
-        return 2 * min(step.full, step.block or step.full)  # in float32, where elements are halves
-    if isinstance(step, Fused):
-        return _peak(step.library, reads, keeps=False)
-    return 0
+def is_view(step: Step) -> bool:
+    """Return whether a step's result is in the memory of what it reads."""
+    return isinstance(step, (Select, Diagonal)) or (isinstance(step, View) and not step.how.moves)
 
 
 def _in_words(size: int) -> str:
-    unit = max((name for name in _UNITS if "i" in name and size >= _UNITS[name]), key=_UNITS.__getitem__, default="")
-    return f"{size / _UNITS[unit]:.3g} {unit}" if unit else f"{size} bytes"
+    units = [(1 << 10 * at, name) for at, name in ((3, "GiB"), (2, "MiB"), (1, "KiB")) if size >> 10 * at]
+    unit, name = units[0] if units else (1, "")
+    return f"{size / unit:.3g} {name}" if name else f"{size} bytes"

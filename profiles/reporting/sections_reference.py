@@ -21,7 +21,7 @@ __all__ = ["PAGES", "REFERENCE", "names_of", "public_names"]
 PAGES: dict[str, dict[str, str]] = {
     "einops_fast": {
         "einops_fast": "fast_einsum contract_expression ContractExpression explain autotune wait_for_kernels"
-        " allow_precision profile EinsumError SubscriptsError ShapeError OperandError __version__",
+        " allow_precision memory_limit profile EinsumError SubscriptsError ShapeError OperandError __version__",
         "einops_fast.explanation": "Explanation",
         "einops_fast.observing.profile_table": "Profile",
         "einops_fast.runtime.plan_cache": "clear_plans",
