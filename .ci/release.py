@@ -78,6 +78,14 @@ def notes_of(changelog: str, version: str) -> str:
     return sections[version] + "\n"
 
 
+def version_here() -> str:
+    """Return the version of the checkout, which isn't imported."""
+    found = re.search(r'^__version__ = "(.+)"$', (ROOT / "einops_fast" / "_version.py").read_text("utf-8"), re.M)
+    if found is None:
+        raise SystemExit("einops_fast/_version.py has no line '__version__ = \"…\"'")
+    return found[1]
+
+
 def run(*command: object, cwd: Path = ROOT) -> str:
     """Run a command without the checkout on Python's path; return what it prints."""
     print("$", *(str(word).strip().partition("\n")[0] for word in command), flush=True)
@@ -143,7 +151,7 @@ def main() -> None:
     parser.add_argument("--tests", default="-n auto", help="what pytest is given in the sdist; all tests if left out")
     parser.add_argument("--dry-run", action="store_true", help="neither tag nor ask for entries in CHANGELOG.md")
     options = parser.parse_args()
-    version = re.search(r'"(.+)"', (ROOT / "einops_fast" / "_version.py").read_text("utf-8"))[1]
+    version = version_here()
     notes = "" if options.dry_run else notes_of((ROOT / "CHANGELOG.md").read_text("utf-8"), version)
     if not options.dry_run and run("git", "status", "--porcelain"):
         raise SystemExit("the checkout has changes: commit them, a release is of a commit")

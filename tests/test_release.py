@@ -8,6 +8,8 @@ import sys
 import pytest
 from python_process import ROOT
 
+import einops_fast
+
 _spec = importlib.util.spec_from_file_location("release", ROOT / ".ci" / "release.py")
 assert _spec
 assert _spec.loader
@@ -39,6 +41,10 @@ def test_without_a_home_links_are_text_and_pictures_are_left_out():
     page = "see the\ntutorial, `x`, [above](#top) and [it](https://e.org).\n\n"
     assert release.for_package_page(text, "") == page
     assert not relative_links(release.for_package_page(README, ""))
+
+
+def test_the_version_is_that_of_the_package():
+    assert release.version_here() == einops_fast.__version__
 
 
 def test_notes_are_the_entries_of_the_version():

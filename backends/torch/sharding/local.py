@@ -27,6 +27,8 @@ class _Local(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, array: Any, targets: Any, gradients: Any, leaf: bool) -> Any:
         ctx.mesh, ctx.shape, ctx.gradients = array.device_mesh, array.shape, gradients
+        # Autograd copies what lies otherwise than a leaf does, and torch before 2.13 makes replicas of that.
+        ctx.axes = sorted(range(array.ndim), key=lambda axis: (array.stride(axis), -axis)) if leaf else None
         ctx.placements = []
         for own, gradient in zip(array.placements, gradients, strict=True):
             pending = gradient.is_partial() and own.is_replicate() and not leaf
@@ -42,7 +44,7 @@ class _Local(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, d_local: Any) -> tuple[Any, ...]:
-        found = _placed(d_local, ctx.mesh, ctx.gradients, ctx.shape)
+        found = _placed(d_local, ctx.mesh, ctx.gradients, ctx.shape, ctx.axes)
         if list(ctx.gradients) != ctx.placements:
             found = found.redistribute(placements=ctx.placements)
         return found, None, None, None
@@ -64,10 +66,20 @@ class _Tied(torch.autograd.Function):
         ]
 
 
-def _placed(local: Any, mesh: Any, placements: Sequence[Any], shape: Sequence[int]) -> Any:
-    """Return the DTensor that the ranks' parts make up, dense in the order of their axes."""
+def _placed(
+    local: Any, mesh: Any, placements: Sequence[Any], shape: Sequence[int], axes: Sequence[int] | None = None
+) -> Any:
+    """Return the DTensor that the ranks' parts make up, dense in the order of their axes, or in that of ``axes``.
+
+    Those are the fastest first.
+    """
     strides, step = [0] * len(shape), 1
-    for axis in sorted(range(len(shape)), key=lambda axis: (local.stride(axis), -axis) if local.numel() else -axis):
+    if axes is None:
+        axes = sorted(range(len(shape)), key=lambda axis: (local.stride(axis), -axis) if local.numel() else -axis)
+    else:
+        slowest = axes[::-1]
+        local = local.permute(slowest).contiguous().permute([slowest.index(axis) for axis in range(len(shape))])
+    for axis in axes:
         strides[axis], step = step, step * max(shape[axis], 1)
     return DTensor.from_local(local, mesh, placements, shape=torch.Size(shape), stride=tuple(strides))
 
