@@ -61,7 +61,7 @@ einsum = fast_einsum
 _MODULES = ("metrics", "nn", "ops")
 
 _LATER = {"explain_attention": "attention.explain", "compile": "compiler.front", "fusions": "compiler.report",
-          "wait_for_kernels": "waiting"}  # fmt: skip
+          "wait_for_kernels": "waiting", "tensordot": "numpy_names", "transpose": "numpy_names"}  # fmt: skip
 """Functions that no program begins with, and where they are."""
 
 

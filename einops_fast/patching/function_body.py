@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Callable
 from types import CodeType, FunctionType
 from typing import Any
+from warnings import catch_warnings, simplefilter
 
 from einops_fast.errors import OperandError
 
@@ -57,17 +58,23 @@ class FunctionBody:
         function.__wrapped__ = self.native  # type: ignore[attr-defined]
         # The code finds the target among the globals of the framework's module: it can't bring any of its own.
         function.__globals__.update(more, _einops_fast_target=target)
-        function.__code__ = self._exchanged = (code or _CALL).replace(
+        self._exchanged = (code or _CALL).replace(
             co_name=own.co_name,
             co_filename=own.co_filename,  # compilers leave the files of a framework alone
             co_firstlineno=own.co_firstlineno,
             co_freevars=own.co_freevars,
         )
+        self._put(self._exchanged)
+
+    def _put(self, code: CodeType) -> None:
+        with catch_warnings():  # since Python 3.13, of a generator whose code becomes that of a function
+            simplefilter("ignore", DeprecationWarning)
+            self._function.__code__ = code
 
     def put_back(self) -> None:
         """Give the function its own code again, unless somebody has exchanged ours."""
         if self._function.__code__ is self._exchanged:
-            self._function.__code__ = self.native.__code__
+            self._put(self.native.__code__)
         if vars(self._function).get("__wrapped__") is self.native:
             del vars(self._function)["__wrapped__"]
 
