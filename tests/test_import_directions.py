@@ -48,7 +48,7 @@ ROOMS = {
 """A folder by the first part of its modules' names; the longest that fits counts."""
 
 IMPORTED = {
-    "face": "words planning runtime observing patching compiler attention backends tune commands",
+    "face": "words planning runtime observing patching attention backends tune commands",
     "commands": "face words runtime observing patching compiler attention backends tune",
     "planning": "words observing",
     "runtime": "face words planning observing patching backends",

@@ -108,7 +108,7 @@ def scaled_dot_product_attention(
             raise OperandError(f"{name} has {len(array.shape)} axes; it needs at least {3 if enable_gqa else 2}")
     if enable_gqa and key.shape[-3] != value.shape[-3]:
         key, value = _as_many_heads(query.shape[-3], key, value)
-    nothing_left = getattr(dropout_p, "shape", ()) == () and dropout_p == 1
+    nothing_left = isinstance(dropout_p, int | float) and dropout_p == 1
     dropout = 0.0 if nothing_left else dropout_p
     options = Options(causal, scale=scale, dropout_p=dropout)
     pattern = _GROUPED if enable_gqa else _PLAIN

@@ -74,7 +74,7 @@ def a_cache_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
 def devices(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the driver says."""
     monkeypatch.setattr(gpus, "gpu_properties", lambda: (LAPTOP, FAST))
-    monkeypatch.setattr("einops_fast.backends.gpu_driver.gpu_properties", lambda: (LAPTOP, FAST))
+    monkeypatch.setattr("einops_fast.commands.show.gpu_properties", lambda: (LAPTOP, FAST))
 
 
 @pytest.mark.parametrize(("bandwidth", "half", "double"), [(1e11, 4e12, 3e11), (3e12, 7e14, 5e13), (9e12, 2e15, 1e12)])
@@ -212,7 +212,7 @@ def test_the_command_says_what_is_measured_and_what_is_assumed(
 
 
 def test_the_command_needs_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("einops_fast.backends.gpu_driver.gpu_properties", lambda: ())
+    monkeypatch.setattr("einops_fast.commands.show.gpu_properties", lambda: ())
     assert cli.main(["device"]) == 2
     assert "no GPU" in capsys.readouterr().err
 

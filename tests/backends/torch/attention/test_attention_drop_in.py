@@ -106,7 +106,7 @@ def test_drop_in_says_what_is_of_a_wrong_type(name, value, message):
 def test_drop_in_has_the_arguments_of_torch_s_function():
     ours = inspect.signature(scaled_dot_product_attention).parameters
     names = ["query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa"]
-    assert list(ours) == names
+    assert [name for name, each in ours.items() if each.kind is not each.VAR_KEYWORD] == names
     assert [ours[name].default for name in names[3:]] == [None, 0.0, False, None, False]
 
 
@@ -189,5 +189,5 @@ def test_causal_bias_of_torch_that_does_not_fit():
     with pytest.raises(OperandError, match="is_causal"):
         scaled_dot_product_attention(q[:, :4], torch.rand(1, 6, 8), torch.rand(1, 6, 8), attn_mask=bias, is_causal=True)
     for given in (bias, ("i j", bias)):
-        with pytest.raises(OperandError, match="give causal='top_left'"):
+        with pytest.raises(ShapeError, match="'i'"):
             attention("b i d, b j d, b j e -> b i e", q, q, q, mask=given)
