@@ -96,6 +96,12 @@ def test_a_circuit_is_cut_at_little_cost() -> None:
     )
 
 
+def test_pieces_that_nobody_waits_for_are_refused() -> None:
+    equation, arrays = circuit(26, 16)
+    with pytest.raises(EinsumError, match=r"times the FLOPs of all at once; allow more memory"):
+        explain(equation, *arrays, memory_limit=explain(equation, *arrays).largest_intermediate // 2)
+
+
 NETWORKS = st.lists(st.text("abcdefg", min_size=1, max_size=4), min_size=2, max_size=6)
 
 

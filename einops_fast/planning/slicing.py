@@ -42,6 +42,9 @@ _ALL = 0.05
 _WRITTEN = 16
 """Multiply-adds that take as long as to write an element of a result."""
 
+_MOST_OVERHEAD = 1e4
+"""How many times the FLOPs of a whole contraction its pieces may take."""
+
 _PYTHON = 4e-6
 """Seconds that a step takes in Python."""
 
@@ -256,7 +259,7 @@ def cheapest_slicing(subscripts: Subscripts, plans: Sequence[Plan], limit: int, 
         plan_of: makes the plan of a piece: of what is left of a path, with these extents of labels.
 
     Raises:
-        EinsumError: the result alone is larger, or no piece is small enough.
+        EinsumError: the result alone is larger, no piece is small enough, or pieces take too many FLOPs.
     """
     found = [_slicing(plan, limit, plan_of, trained, begun) for plan in plans]
     fitting = [each for each in found if each[1].peak <= limit]
@@ -266,7 +269,13 @@ def cheapest_slicing(subscripts: Subscripts, plans: Sequence[Plan], limit: int, 
             f"memory_limit: {_in_words(limit)} is too little for {subscripts.text!r}, whose smallest pieces "
             f"and {'result, or gradients,' if trained else 'result'} take {_in_words(least)}"
         )
-    return min(fitting, key=lambda each: each[0])[1]
+    best = min(fitting, key=lambda each: each[0])[1]
+    if best.overhead > _MOST_OVERHEAD:
+        raise EinsumError(
+            f"memory_limit: pieces within {_in_words(limit)} of {subscripts.text!r} take {best.overhead:.1e} "
+            "times the FLOPs of all at once; allow more memory, or give a path, or a sliced tree, as optimize"
+        )
+    return best
 
 
 def _slicing(plan: Plan, limit: int, plan_of: Callable[[Rest, Mapping[str, int]], Plan],
