@@ -114,7 +114,7 @@ _ROWS: tuple[tuple[str, ...], ...] = (
      "Compare lengths when a compiled graph runs.",
      _CALLS_FAIL),
     # The host's time
-    ("torch._C._dynamo.guards", "TensorGuards", "einops_fast.backends.torch.backend",
+    ("torch._C._dynamo.guards", "TensorGuards", "einops_fast.backends.torch.types",
      "Compare operands with those of the last call in C++.",
      "Each call is looked up by its whole signature."),
     ("torch._C._dynamo.guards", "_empty_strided_cuda", "einops_fast.backends.torch.memory",

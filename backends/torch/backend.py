@@ -30,13 +30,16 @@ from einops_fast.backends.torch.steps import TorchSteps, stacked_product
 from einops_fast.backends.torch.types import (
     HALVES,
     PLAIN,
-    is_batched,
+    any_negated,
+    guards_of,
     is_followed,
     is_jit_tracing,
     is_recomputed,
+    is_seen,
     is_traced,
     recorder,
     saving_hooks,
+    share_storage,
 )
 from einops_fast.dtypes import dtype_name
 from einops_fast.errors import OperandError
@@ -56,8 +59,6 @@ __all__ = ["TorchBackend", "fp32_precision", "kernel_dtypes"]
 
 # From torch 2.9 on, reading the older setting is an error once the newer one was used.
 _matmul_precision: Callable[[str, str], str] | None = getattr(torch._C, "_get_fp32_precision_getter", None)
-# What torch.compile compares the arguments of a compiled function by, in C++.
-_guards: Callable[..., Any] | None = getattr(getattr(torch._C._dynamo, "guards", None), "TensorGuards", None)
 # What torch says of products of float32, in its own words.
 _fp32_setting: Callable[[], Any] = (
     (lambda: torch.backends.cuda.matmul.allow_tf32)
@@ -121,16 +122,16 @@ class TorchBackend(TorchSteps):
         autocast = any_autocast() and autocast_dtype(first.device.type)
         if first.is_cuda:
             # What our own kernels depend on beyond the operands.
-            kernels = current_mode(), settled(fp32_precision()), _negated(operands)
-            return key, torch.is_grad_enabled(), _is_seen(operands), autocast, kernels
-        return key, torch.is_grad_enabled(), _is_seen(operands), autocast
+            kernels = current_mode(), settled(fp32_precision()), any_negated(operands)
+            return key, torch.is_grad_enabled(), is_seen(operands), autocast, kernels
+        return key, torch.is_grad_enabled(), is_seen(operands), autocast
 
     def likeness(self, operands: Sequence[Any], kernels: bool = False) -> Likeness | None:
-        if _guards is None or _is_seen(operands) or any(type(each) not in PLAIN for each in operands):
+        if is_seen(operands) or any(type(each) not in PLAIN for each in operands):
             return None
         # They look at types, sizes, strides, dtypes, devices, whether there may be gradients, and at what decides who
         # gets to see a call: autocast, transforms, negated views. The rest is state that isn't in there.
-        check = _guards_of(operands)
+        check = guards_of(operands)
         if check is None:
             return None
         kind = operands[0].device.type
@@ -169,10 +170,10 @@ class TorchBackend(TorchSteps):
         # A transform sees every call that torch gets, and knows no derivative of writing into a view of the result,
         # of leaving out an axis, or of a kernel. Gradients alone are taken of a whole pair; three operands become
         # pairs when they are there, and of one operand, torch records each call.
-        transformed = _is_seen(operands)
+        transformed = is_seen(operands)
         gradients = not transformed and torch.is_grad_enabled() and any(each.requires_grad for each in operands)
         whole = not transformed and (not gradients or len(operands) == 2)
-        kernels = kernel_dtypes(device) if whole and not _negated(operands) else _NONE
+        kernels = kernel_dtypes(device) if whole and not any_negated(operands) else _NONE
         half, threads = operands[0].dtype in HALVES, torch.get_num_threads()
         return target_of(
             device, half, threads, transformed, gradients, whole, kernels, is_reproducible(), aimed_at(device)
@@ -290,7 +291,7 @@ class TorchBackend(TorchSteps):
     def finish(self, result: Any, out: Any, order: str, casting: str) -> Any:
         if out is not None:
             self.check_out(result, out, casting)
-            return copied_to(out, result.clone() if _one_storage(result, out) else result)
+            return copied_to(out, result.clone() if share_storage(result, out) else result)
         if order == "F":
             reverse = tuple(range(result.dim()))[::-1]
             return self.contiguous(result.permute(reverse)).permute(reverse)
@@ -391,51 +392,6 @@ def _numerics_in(name: str, by_kernels: bool, whole: bool) -> Numerics:
         # Its sums of integers are int64.
         return Numerics(name, name, f"{name} has no GEMM in BLAS", whole=whole, widens=not whole)
     return Numerics(name, name)
-
-
-def _guards_of(operands: Sequence[Any]) -> Callable[..., bool] | None:
-    """Return what compares tensors with these, and which of them are one and the same; ``None`` if nothing does."""
-    assert _guards is not None
-    firsts = [next(at for at, other in enumerate(operands) if other is each) for each in operands]
-    own = sorted({*firsts})
-    guarded = _guards(*[operands[at] for at in own], dynamic_dims_sizes=None, dynamic_dims_strides=None).check
-    if len(own) == len(operands):
-        check: Callable[..., bool] = guarded
-    else:  # the guards refuse one tensor twice
-        again = [(at, first) for at, first in enumerate(firsts) if at != first]
-
-        def check(*others: Any) -> bool:
-            for at, first in again:
-                if others[at] is not others[first]:
-                    return False
-            return bool(guarded(*[others[at] for at in own]))
-
-    return check if check(*operands) else None
-
-
-def _one_storage(one: Any, other: Any) -> bool:
-    """Whether two tensors may have elements in common; while torch.compile traces, it sees to that itself."""
-    if torch.compiler.is_compiling() or any(
-        type(each) not in PLAIN or each.layout is not torch.strided for each in (one, other)
-    ):
-        return False
-    return bool(one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr())
-
-
-def _is_seen(operands: Sequence[Any]) -> bool:
-    """Whether torch has to see each call: it is followed, or an operand stands for several."""
-    return is_followed() or is_jit_tracing() or any(map(is_batched, operands))
-
-
-def _negated(operands: Sequence[Any]) -> bool:
-    """Whether an operand is a view that stands for the negative of what is in memory, or its conjugate.
-
-    ``z.conj()`` and ``z.conj().imag`` are.
-    """
-    for operand in operands:  # noqa: SIM110 - on the way of every call, and any() takes four times as long
-        if operand.is_neg() or operand.is_conj():
-            return True
-    return False
 
 
 def fp32_precision() -> str:

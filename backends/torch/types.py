@@ -1,8 +1,8 @@
-"""Ask torch which types tensors have, who follows a call, and whether values may be read."""
+"""Ask torch which types tensors have, how they lie, who follows a call, and whether values may be read."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -12,14 +12,18 @@ import torch
 __all__ = [
     "HALVES",
     "PLAIN",
+    "any_negated",
+    "guards_of",
     "is_batched",
     "is_followed",
     "is_jit_tracing",
     "is_recomputed",
+    "is_seen",
     "is_traced",
     "may_read_values",
     "recorder",
     "saving_hooks",
+    "share_storage",
     "unrecorded",
 ]
 
@@ -31,6 +35,9 @@ HALVES = (torch.float16, torch.bfloat16)
 
 is_batched: Callable[[Any], bool] = getattr(torch._C._functorch, "is_legacy_batchedtensor", lambda tensor: False)
 """Whether a gradient is a batch of some, as ``is_grads_batched`` makes it without any transform."""
+
+# What torch.compile compares the arguments of a compiled function by, in C++.
+_guards: Callable[..., Any] | None = getattr(getattr(torch._C._dynamo, "guards", None), "TensorGuards", None)
 
 _mode: Callable[..., Any] = getattr(torch._C, "_get_dispatch_mode", lambda key: None)
 
@@ -110,3 +117,49 @@ def may_read_values(*tensors: Any) -> bool:
     if is_traced():
         return False
     return all(type(each) in PLAIN and each.is_cpu and not is_batched(each) for each in tensors)
+
+
+def guards_of(operands: Sequence[Any]) -> Callable[..., bool] | None:
+    """Return what compares tensors with these, and which of them are one and the same; ``None`` if nothing does."""
+    if _guards is None:
+        return None
+    firsts = [next(at for at, other in enumerate(operands) if other is each) for each in operands]
+    own = sorted({*firsts})
+    guarded = _guards(*[operands[at] for at in own], dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+    if len(own) == len(operands):
+        check: Callable[..., bool] = guarded
+    else:  # the guards refuse one tensor twice
+        again = [(at, first) for at, first in enumerate(firsts) if at != first]
+
+        def check(*others: Any) -> bool:
+            for at, first in again:
+                if others[at] is not others[first]:
+                    return False
+            return bool(guarded(*[others[at] for at in own]))
+
+    return check if check(*operands) else None
+
+
+def share_storage(one: Any, other: Any) -> bool:
+    """Whether two tensors may have elements in common; while torch.compile traces, it sees to that itself."""
+    if torch.compiler.is_compiling() or any(
+        type(each) not in PLAIN or each.layout is not torch.strided for each in (one, other)
+    ):
+        return False
+    return bool(one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr())
+
+
+def is_seen(operands: Sequence[Any]) -> bool:
+    """Whether torch has to see each call: it is followed, or an operand stands for several."""
+    return is_followed() or is_jit_tracing() or any(map(is_batched, operands))
+
+
+def any_negated(operands: Sequence[Any]) -> bool:
+    """Whether an operand is a view that stands for the negative of what is in memory, or its conjugate.
+
+    ``z.conj()`` and ``z.conj().imag`` are.
+    """
+    for operand in operands:  # noqa: SIM110 - on the way of every call, and any() takes four times as long
+        if operand.is_neg() or operand.is_conj():
+            return True
+    return False
