@@ -41,6 +41,9 @@ from einops_fast.runtime.tracing import is_tracing
 
 __all__ = ["Pieces", "answer", "einsum_within", "in_slices", "slicing_of"]
 
+_UNASKED = 16.0
+"""How many times the FLOPs pieces that nobody asked for may take; with more, memory has run out."""
+
 _UNSEEN = 2.0
 """Seconds after which somebody who waits at a terminal is told how far a call is."""
 
@@ -219,7 +222,10 @@ def answer(failure: Exception, operands: Sequence[Any], out: Any, **options: Any
         free = room * max([ITEM_SIZES.get(backend.inspect(array).dtype, 8) for array in arrays])
         peak = slicing_of(subscripts, backend, arrays, *plan, limit=sys.maxsize).peak
         # What didn't fit takes less than is free where memory is in fragments, or others have taken it.
-        return _einsum_within(min(free, peak // 2), operands, {}, out, options, None, None)
+        limit = min(free, peak // 2)
+        if slicing_of(subscripts, backend, arrays, *plan, limit=limit).overhead > _UNASKED:
+            raise _NoPieces("")
+        return _einsum_within(limit, operands, {}, out, options, None, None)
     except (MemoryError, RuntimeError):  # EinsumError among them
         raise failure from None
 
