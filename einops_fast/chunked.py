@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
+from importlib import import_module
 from math import isnan, prod
 from typing import Any
 
@@ -26,6 +27,11 @@ def has_chunks(arrays: Sequence[Any]) -> bool:
     return dask is not None and any(isinstance(array, dask.Array) for array in arrays)
 
 
+def _dask() -> Any:
+    """Dask's arrays, whose functions are without types."""
+    return import_module("dask.array")
+
+
 def chunked_einsum(call: Call, out: Any, dtype: Any, order: str, casting: Any, optimize: Any) -> Any:
     """Return the einsum of arrays of which one at least is Dask's, as a Dask array.
 
@@ -37,8 +43,9 @@ def chunked_einsum(call: Call, out: Any, dtype: Any, order: str, casting: Any, o
     Raises:
         OperandError: ``out`` is given, sizes aren't known, or an operand isn't converted by ``casting``.
     """
-    import dask.array as da
     import numpy as np
+
+    da = _dask()
 
     if out is not None:
         raise OperandError("out isn't for Dask arrays, which are made when they are computed; da.store writes results")
@@ -64,7 +71,7 @@ def chunked_einsum(call: Call, out: Any, dtype: Any, order: str, casting: Any, o
         later = {*subscripts.output, *"".join([labels for _, labels in terms])}
         every = dict.fromkeys("".join([labels for _, labels in taken]))
         kept = subscripts.output if number == len(path) else "".join([label for label in every if label in later])
-        terms.append((_contracted(taken, kept, sizes), kept))
+        terms.append((_contracted(taken, kept), kept))
     return terms[0][0]
 
 
@@ -75,11 +82,9 @@ def _without_singles(array: Any, labels: str, sizes: Mapping[str, int]) -> tuple
     return array[tuple([0 if alone else slice(None) for alone in single])], left
 
 
-def _contracted(terms: Sequence[tuple[Any, str]], kept: str, sizes: Mapping[str, int]) -> Any:
+def _contracted(terms: Sequence[tuple[Any, str]], kept: str) -> Any:
     """The product of arrays with these labels, summed over all but ``kept``."""
-    import dask.array as da
-
-    terms = _in_smaller_blocks(terms, kept)
+    da, terms = _dask(), _in_smaller_blocks(terms, kept)
     summed = "".join([label for label in dict.fromkeys("".join([labels for _, labels in terms])) if label not in kept])
     equation = f"{','.join([labels for _, labels in terms])}->{kept}"
     given = [each for array, labels in terms for each in (array, labels)]
