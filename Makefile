@@ -30,7 +30,7 @@ report: $(STAMP)  ## make the tables of README, the reference, plots and a page 
 	$(BIN)/python -m einops_fast.profiles.reporting.documents
 
 about:
-	@echo "Times einsum against fast_einsum on every framework found: some 15 minutes on 2 cores; fewer rounds with ARGS=--quick."
+	@echo "Times einsum against fast_einsum on every framework found: some 6 minutes on 2 cores; fewer rounds with ARGS=--quick."
 	@echo "Writes to profiles/reports, which git ignores, or where ARGS='--out DIR' says."
 	@test -e $(STAMP) || echo "First it makes $(VENV), and downloads torch, Triton, MXNet and others, several GB."
 
