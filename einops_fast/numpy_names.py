@@ -18,13 +18,18 @@ def tensordot(a: ArrayT, b: ArrayT, axes: Any = 2) -> ArrayT:
     of_b = [len(of_a) + axis for axis in range(len(b.shape))]
     pairs = [range(len(of_a) - axes, len(of_a)), range(axes)] if isinstance(axes, int) else axes
     pairs = [[each] if isinstance(each, int) else [*each] for each in pairs]
-    if len(pairs) != 2 or len(pairs[0]) != len(pairs[1]) or len(pairs[0]) > min(len(of_a), len(of_b)):
-        raise EinsumError(f"axes of tensordot are a number, or as many of a as of b, not {axes!r}")
-    kept = [*of_b]
-    for x, y in zip(*pairs, strict=True):
-        kept.remove(of_b[y])
-        of_b[y] = of_a[x]
-    return fast_einsum(a, of_a, b, of_b, [axis for axis in of_a if axis not in of_b] + kept)
+    kept_of_a, kept_of_b = [*of_a], [*of_b]
+    try:
+        for x, y in zip(*pairs, strict=True):
+            kept_of_a.remove(of_a[x])
+            kept_of_b.remove(of_b[y])
+            of_b[y] = of_a[x]
+    except (IndexError, TypeError, ValueError):
+        shapes = f"arrays of shapes {tuple(a.shape)} and {tuple(b.shape)}"
+        raise EinsumError(
+            f"axes of tensordot are a number, or as many of a as of b, of {shapes}, not {axes!r}"
+        ) from None
+    return fast_einsum(a, of_a, b, of_b, kept_of_a + kept_of_b)
 
 
 def transpose(a: ArrayT, axes: Sequence[int]) -> ArrayT:

@@ -106,7 +106,9 @@ def test_tensordot_is_that_of_numpy(axes: Any) -> None:
     np.testing.assert_allclose(found, expected)
 
 
-@pytest.mark.parametrize("axes", [([0, 1], [0]), ([0],), 4], ids=str)
+@pytest.mark.parametrize(
+    "axes", [([0, 1], [0]), ([0],), 4, ([0, 0], [0, 1]), ([0, 1], [1, 1]), ([5], [0]), "ab"], ids=str
+)
 def test_tensordot_refuses_axes_that_do_not_fit(axes: Any) -> None:
     with pytest.raises(EinsumError, match="axes of tensordot"):
         einops_fast.tensordot(np.ones((3, 4)), np.ones((3, 4)), axes)
