@@ -95,8 +95,8 @@ def attention(
             ``'bottom_right'`` where the last faces the last.
         window: how many keys are seen before and after the one that a query faces: two numbers, or one for both;
             ``None`` for all.
-        mask: boolean, True where a query may see a key; or torch's ``CausalBias``, of which a mask is made: ``causal``
-            makes none.
+        mask: boolean, True where a query may see a key; or torch's ``CausalBias``, which is made into a mask:
+            ``causal`` needs none.
         bias: added to the scores; it has a gradient.
         alibi_slopes: per head (batch axes), the slope of a bias that falls with the distance.
         softcap: scores become ``softcap * tanh(score / softcap)``, before bias and mask; 0 or infinity for not.

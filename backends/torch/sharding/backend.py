@@ -53,6 +53,10 @@ class ShardedBackend(TorchBackend):
     def reshape(self, array: Any, shape: tuple[int, ...]) -> Any:
         return reshaped(array, shape)
 
+    def room(self, operands: Sequence[Any]) -> int | None:
+        # A rank that runs out of memory alone must not begin collectives that the others don't take part in.
+        return None
+
     def finish(self, result: Any, out: Any, order: str, casting: str) -> Any:
         if out is not None and out.shape == result.shape:
             if any(each.is_partial() for each in out.placements):

@@ -14,7 +14,7 @@ __all__ = ["balanced"]
 def balanced(
     attend: Callable[[Any, int], tuple[Any, ...]], query: Any, axis: int, axes: tuple[int, ...], mesh: Any, dim: int
 ) -> tuple[Any, ...]:
-    """Return what a rank has of each result, of which other ranks compute some.
+    """Return this rank's part of each result; other ranks compute half of it.
 
     Each rank has two runs of queries. Of ``n`` ranks, this one computes runs ``rank`` and ``2 * n - 1 - rank``.
 

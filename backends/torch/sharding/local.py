@@ -18,7 +18,7 @@ _PLAIN = (Partial, Replicate, Shard)
 
 
 class _Local(torch.autograd.Function):
-    """What a rank has of an array after it is brought to some placements.
+    """Redistribute an array and return the rank's local part.
 
     The gradient of a leaf takes the leaf's placements. That of what was computed may be a sum that stays pending:
     others may be added to it first.

@@ -24,7 +24,7 @@ DTYPES = {
     "complex64": tl.float32,
     "complex128": tl.float64,
 }
-"""What the kernels compute on; complex numbers are pairs."""
+"""Triton's types of the dtypes that kernels take; for complex numbers, the type of their two parts."""
 
 ALIGNMENT = 16
 """Bytes: a pointer that isn't a multiple gets a kernel of its own, and the hardware copies no box from there."""

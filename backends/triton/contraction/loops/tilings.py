@@ -36,7 +36,7 @@ _MOST_EMPTY = 2.1
 """How many times as many positions tiles may have as there are."""
 
 _PRODUCTS = 4
-"""Of real numbers that one of complex ones takes."""
+"""Products of real numbers for one of complex numbers."""
 
 _PROGRAMS, _FEW_STEPS = (4, 8), 4
 """For each multiprocessor, if the summed range is cut into parts; it isn't if a program has so few steps anyway."""

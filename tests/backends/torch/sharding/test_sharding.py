@@ -1,12 +1,15 @@
 """Calls on DTensors: on four processes, whose cases are in `support/sharded_*.py`."""
 
+import importlib
 import time
 from pathlib import Path
 
+import pytest
 import torch.distributed
 from python_process import SUPPORT, run_python
 
 import einops_fast.backends
+from einops_fast import limited
 
 assert torch.distributed.is_available()
 
@@ -30,3 +33,13 @@ def test_a_rank_that_dies_is_an_error_in_the_others(tmp_path: Path) -> None:
 
 def test_plain_tensors_are_those_of_the_usual_backend() -> None:
     assert einops_fast.backends.backend_for_type(torch.Tensor) is einops_fast.backends.get_backend("torch")
+
+
+def test_a_rank_that_is_out_of_memory_begins_no_collectives_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    sharded = importlib.import_module("einops_fast.backends.torch.backend").sharded_backend()
+    monkeypatch.setattr(limited, "own_arrays", lambda arrays, out=None: (sharded, arrays))
+    monkeypatch.setattr(limited, "slicing_of", lambda *given, **options: pytest.fail("it was cut into pieces"))
+    failure = torch.cuda.OutOfMemoryError("CUDA out of memory")
+    options = {"dtype": None, "order": "K", "casting": "safe", "optimize": "auto"}
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        limited.answer(failure, ("ij,jk->ik", torch.ones(2, 3), torch.ones(3, 4)), None, **options)
