@@ -31,7 +31,6 @@ from einops_fast.planning.parts import Rest
 from einops_fast.planning.path import Network, candidate_paths, with_slices
 from einops_fast.planning.plan import Plan, compile_plan, make_plan
 from einops_fast.planning.slicing import Slicing, cheapest_slicing
-from einops_fast.planning.steps import Cast
 from einops_fast.planning.target import Operand
 from einops_fast.runtime.limits import current_limit, limit_now, read_bytes, unlimited
 from einops_fast.runtime.loops import in_loops
@@ -65,33 +64,15 @@ class Pieces:
             return fast_einsum(subscripts.equation, *operands, **options)
 
     def __call__(self, *operands: Any) -> Any:
-        if self.slicing.items:
-            return self.in_loops(*operands)
-        slicing, backend = self.slicing, self.backend
-        shape = tuple([slicing.sizes[label] for label in slicing.subscripts.output])
-        whole, narrow = None, ""
-        with _shown(slicing, slicing.count) as tell:
-            for given, at in slicing.pieces([operand.shape for operand in operands]):
-                part = self.contract([operand[index] for operand, index in zip(operands, given, strict=True)])
-                if whole is None:
-                    whole, narrow = backend.sums_of(part, shape, wide=slicing.adds), backend.inspect(part).dtype
-                if slicing.adds:
-                    whole[at] += part
-                else:
-                    whole[at] = part
-                del part
-                tell()
-        if backend.inspect(whole).dtype != narrow:
-            whole = backend.cast(Cast((0,), slicing.subscripts.output, shape, narrow))(whole)
-        return whole
+        return self._run(*operands)
 
     @cached_property
-    def in_loops(self) -> Any:
+    def _run(self) -> Any:
         """The steps of a piece, in loops, compiled."""
         slicing, backend = self.slicing, self.backend
         rest, piece = slicing.rest, slicing.piece
-        # A plan that is replaced by one call would leave the loops out.
-        target = piece.target.replace(drops_expanded=False)
+        # A plan that is replaced by one call, or recorded, would leave the loops out.
+        target = piece.target.replace(drops_expanded=False, gradients=False)
         turn = partial(in_loops, slicing, backend, _shown)
         run = compile_plan(piece.replace(target=target), backend, turn)
         if not rest.parts:
@@ -253,7 +234,7 @@ def slicing_of(
         parts = [tuple([sizes[label] for label in term]) for term in rest.subscripts.inputs[: len(rest.parts)]]
         arrays = [Operand(shape, contiguous_strides(shape), numerics.compute) for shape in parts]
         arrays += [operands[at] for at in rest.others]
-        dropped = {label for label, extent in extents.items() if extent == 1 and not target.gradients}
+        dropped = {label for label, extent in extents.items() if extent == 1}
         inputs, cut = [], []
         for term, array in zip(rest.subscripts.inputs, arrays, strict=True):
             axes = [each for each in zip(term, array.shape, array.strides, strict=True) if each[0] not in dropped]

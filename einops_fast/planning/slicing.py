@@ -60,7 +60,7 @@ class Slicing(Record):
     axes: tuple[frozenset[str], ...]  # of each array of the rest, the labels that it can be cut along
     extents: dict[str, int]  # of the labels that are cut: the length of a piece; the last one may be shorter
     piece: Plan  # of the largest ones; labels of one element are dropped
-    items: tuple[Item, ...]  # its steps, in loops; none where all of it is contracted anew for each piece
+    items: tuple[Item, ...]  # its steps, in loops
     peak: int  # bytes that are allocated at most, the result's included
     flops: int  # multiply-adds of all pieces
     overhead: float  # times those of the same path in one piece
@@ -69,20 +69,16 @@ class Slicing(Record):
     @property
     def dropped(self) -> set[str]:
         """The labels that pieces lack."""
-        return {label for label, extent in self.extents.items() if extent == 1 and self.items}
-
-    @property
-    def adds(self) -> bool:
-        """Whether pieces are added up, and not only put side by side."""
-        return not set(self.extents) <= set(self.subscripts.output)
+        return {label for label, extent in self.extents.items() if extent == 1}
 
     def pieces(self, shapes: Sequence[Sequence[int]]) -> Iterator[tuple[list[Index], Index]]:
         """Yield where each piece is in the operands, of these shapes, and in the result."""
-        # Pieces that are added up come one after the other.
-        labels = sorted(self.extents, key=lambda label: label not in self.subscripts.output)
-        starts = [range(0, self.sizes[label], self.extents[label]) for label in labels]
+        starts = [range(0, self.sizes[label], extent) for label, extent in self.extents.items()]
         for begins in product(*starts):
-            at = {label: slice(begin, begin + self.extents[label]) for label, begin in zip(labels, begins, strict=True)}
+            at = {
+                label: slice(begin, begin + extent)
+                for (label, extent), begin in zip(self.extents.items(), begins, strict=True)
+            }
             yield (
                 [_index(term, at, shape) for term, shape in zip(self.subscripts.inputs, shapes, strict=True)],
                 _index(self.subscripts.output, at),
@@ -304,12 +300,11 @@ def _slicing(plan: Plan, limit: int, plan_of: Callable[[Rest, Mapping[str, int]]
                 for each, extent in cuts.items()
             }
             piece = plan_of(rest, cuts)
-        items: tuple[Item, ...] = ()
-        if not trained:
-            nodes = [(step.reads, step.labels) for step in piece.steps]
-            items = tuple(nested(len(cutting.axes), needs_of(cutting.axes, nodes, rest.subscripts.output, cuts)))
+        nodes = [(step.reads, step.labels) for step in piece.steps]
+        items = tuple(nested(len(cutting.axes), needs_of(cutting.axes, nodes, rest.subscripts.output, cuts)))
         side_by_side = any(label in subscripts.output for label in cuts)
-        peak = _peak_bytes(piece, items, trained) + _item(plan) * cutting.beside[side_by_side]
+        # For its gradients, all of a piece is contracted anew.
+        peak = _peak_bytes(piece, () if trained else items, trained) + _item(plan) * cutting.beside[side_by_side]
         # The path tells less than a plan, which may copy operands.
         if peak <= limit or not fits or room < 1:
             steps = cutting.steps(cuts)

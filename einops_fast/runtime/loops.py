@@ -172,7 +172,7 @@ class _Loops:
             if total is None:
                 if widened is not None or is_new:
                     return part if widened is None else widened(part)
-                total = backend.sums_of(part, part.shape, wide=False)
+                total = backend.sums_of(part, part.shape)
             total += part
             return total
 
@@ -188,7 +188,7 @@ class _Loops:
             if not around:
                 part, values[slot] = values[slot], None
                 if values[-3] is None:
-                    values[-3] = backend.sums_of(part, shape, wide=False)
+                    values[-3] = backend.sums_of(part, shape)
                 values[-3][tuple(values[-2])] = part
 
         return put
