@@ -22,7 +22,7 @@ from einops_fast.backends.base import Likeness
 from einops_fast.einsum import fast_einsum, plan_call, result_at_once
 from einops_fast.errors import OperandError, ShapeError, out_of_memory, point_at
 from einops_fast.foreign import dispatch
-from einops_fast.planning.notation import Subscripts, bind_sizes, parse
+from einops_fast.planning.notation import Subscripts, bind_sizes
 from einops_fast.planning.path import check_optimize, is_sliced
 from einops_fast.planning.plan import Plan, compile_plan
 from einops_fast.runtime.constants import cheapest_folding
@@ -299,10 +299,9 @@ class ContractExpression:
             return whole
 
         def rest(arrays: Sequence[Any]) -> Callable[..., Any]:
-            subscripts = parse(folding.equation, tuple([len(array.shape) for array in arrays]), words=False)
-            return compile_plan(
-                plan_call(subscripts, backend, arrays, None, self._casting, folding.optimize, self._order), backend
-            )
+            left = folding.rest.subscripts
+            plan = plan_call(left, backend, arrays, None, self._casting, folding.optimize, self._order)
+            return compile_plan(plan, backend)
 
         return folding.compile(backend, fast_einsum, whole, rest)
 
