@@ -128,25 +128,24 @@ for _each in (einsum_within, _uncompiled):
     _each._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 
-def _einsum_within(memory_limit: Any, operands: Sequence[Any], sizes: Mapping[str, int], out: Any,
-                  options: dict[str, Any], autotune: Any, precision: Any) -> Any:  # fmt: skip
-    """Return what :func:`einops_fast.fast_einsum` does within a limit; its other arguments are as there.
+def _einsum_within(
+    memory_limit: Any, operands: Sequence[Any], sizes: Mapping[str, int], out: Any, options: dict[str, Any]
+) -> Any:
+    """Return what :func:`einops_fast.fast_einsum` does within a limit; ``None`` for that of the block around the call.
 
-    Args:
-        memory_limit: bytes, or a text such as ``'2GiB'``; ``None`` for that of the block around the call.
-        operands, sizes, out, autotune, precision: as there.
-        options: its dtype, order, casting and optimize.
+    ``options`` are its other arguments.
     """
     limit = current_limit() if memory_limit is None else read_bytes(memory_limit)
+    planned = dict(options)
     try:
-        with unlimited(), settings(autotune, precision):
-            return _limited(limit, operands, sizes, out, **options)
+        with unlimited(), settings(planned.pop("autotune", None), planned.pop("precision", None)):
+            return _limited(limit, operands, sizes, out, **planned)
     except _NoPieces:
         if memory_limit is not None:
             raise
     run: Any = fast_einsum
     with unlimited():
-        return run(*operands, out=out, autotune=autotune, precision=precision, **options, **sizes)
+        return run(*operands, out=out, **options, **sizes)
 
 
 class _NoPieces(OperandError):
@@ -184,7 +183,7 @@ def _limited(limit: int, operands: Sequence[Any], sizes: Mapping[str, int], out:
     return result if out is None and order == "K" else backend.finish(result, out, order, casting)
 
 
-def answer(failure: Exception, operands: Sequence[Any], out: Any, **options: Any) -> Any:
+def answer(failure: Exception, operands: Sequence[Any], out: Any, options: dict[str, Any]) -> Any:
     """Contract in pieces, within the free memory, what was out of memory; raise what failed if that is of no use.
 
     Args:
@@ -206,15 +205,17 @@ def answer(failure: Exception, operands: Sequence[Any], out: Any, **options: Any
         limit = min(free, peak // 2)
         if slicing_of(subscripts, backend, arrays, *plan, limit=limit).overhead > _UNASKED:
             raise _NoPieces("")
-        return _einsum_within(limit, operands, {}, out, options, None, None)
+        return _einsum_within(limit, operands, {}, out, options)
     except (MemoryError, RuntimeError):  # EinsumError among them
         raise failure from None
 
 
-def in_slices(subscripts: Subscripts, backend: Backend, arrays: Sequence[Any], dtype: Any, casting: str,
-              optimize: Any) -> Callable[..., Any]:  # fmt: skip
+def in_slices(
+    subscripts: Subscripts, backend: Backend, arrays: Sequence[Any], options: Mapping[str, Any]
+) -> Callable[..., Any]:
     """Return what contracts operands in the slices of a tree."""
-    slicing = slicing_of(subscripts, backend, arrays, dtype, casting, optimize, sys.maxsize)
+    dtype, casting = options["dtype"], options["casting"]
+    slicing = slicing_of(subscripts, backend, arrays, dtype, casting, options["optimize"], sys.maxsize)
     pieces = Pieces(slicing, backend, dtype, casting)
     return backend.in_pieces(pieces, arrays) if slicing.extents else lambda *operands: pieces.contract(operands)
 
