@@ -9,20 +9,11 @@ from operator import index
 from typing import Any, NoReturn
 
 from einops_fast.annotations import ArrayT, Autotune, Casting, Nested, Order, Precision
-from einops_fast.arguments import (
-    Call,
-    is_dispatched,
-    is_handed_over,
-    known_backend,
-    own_arrays,
-    read_call,
-    read_options,
-)
-from einops_fast.backends import Backend, get_backend
+from einops_fast.arguments import is_dispatched, is_handed_over, known_backend, own_arrays, read_call, read_options
+from einops_fast.backends import Backend
 from einops_fast.backends.base import Likeness
 from einops_fast.einsum import compile_call, fast_einsum, plan_call, result_at_once
 from einops_fast.errors import OperandError, ShapeError, out_of_memory, point_at
-from einops_fast.foreign import dispatch
 from einops_fast.planning.notation import Subscripts, bind_sizes
 from einops_fast.planning.path import check_optimize
 from einops_fast.planning.plan import Plan, compile_plan
@@ -31,7 +22,6 @@ from einops_fast.runtime.limits import limit_now, read_bytes
 from einops_fast.runtime.new_shapes import USUAL
 from einops_fast.runtime.plan_cache import keeps_plans
 from einops_fast.runtime.settings import settings, settings_hold
-from einops_fast.runtime.traced import einsum_traced
 from einops_fast.runtime.tracing import is_tracing
 from einops_fast.vocabulary import no_argument
 
@@ -215,22 +205,18 @@ class ContractExpression:
         """The careful way: check everything, make the plan, remember it."""
         if len(operands) != len(self.shapes):
             self._reject_count(len(operands))
-        if is_tracing():
-            return self._call_traced(operands, out)
-        options = self._options
-        if self._limit is not None or limit_now():
+        options, tracing = self._options, is_tracing()
+        if tracing or self._limit is not None or limit_now():
             self._check_shapes(operands)
-            return fast_einsum(self._letters, *operands, out=out, memory_limit=self._limit, **options)
+            return self._by_einsum(operands, out, None if tracing else self._limit)
         backend = known_backend(operands, out)
         if backend is None:
-            if is_dispatched([*operands, out]):
-                return dispatch(Call(operands, self._letters), out=out, **options)
-            if is_handed_over(operands):
+            if is_dispatched([*operands, out]) or is_handed_over(operands):
                 # A function has a name to be written down by, which an expression has not.
-                return fast_einsum(self._letters, *operands, out=out, **options)
+                return self._by_einsum(operands, out)
             backend, operands = own_arrays(operands, out)
-        if backend.is_recording(operands):
-            return self._call_traced(operands, out)
+        if backend.is_recording(operands):  # for other sizes, too
+            return self._by_einsum(operands, out)
         self._check_shapes(operands)
         signature = backend.signature(operands)
         found = self._runs.get(signature)
@@ -281,17 +267,10 @@ class ContractExpression:
 
         return folding.compile(backend, fast_einsum, whole, rest)
 
-    def _call_traced(self, operands: Sequence[Any], out: Any) -> Any:
-        """Under a tracer: see :mod:`einops_fast.runtime.traced`. What torch.jit.trace records has other sizes, too."""
-        if is_tracing():
-            self._check_shapes(operands)
-        options = self._options
-        result = einsum_traced(self._letters, operands, options["dtype"], options["optimize"], *(self._settings or ()))
-        if out is None and options["order"] == "K":
-            return result
-        # The compiler can't trace the comparison of dtypes; where they are equal, any rule will do.
-        casting = "unsafe" if out is None or out.dtype == result.dtype else options["casting"]
-        return get_backend("torch").finish(result, out, options["order"], casting)
+    def _by_einsum(self, operands: Sequence[Any], out: Any, limit: int | None = None) -> Any:
+        """Make a call that isn't planned as a whole."""
+        options: dict[str, Any] = dict(zip(("autotune", "precision"), self._settings or (), strict=False))
+        return fast_einsum(self._letters, *operands, out=out, memory_limit=limit, **options, **self._options)
 
     def _check_shapes(self, operands: Sequence[Any]) -> None:
         for at, (operand, shape) in enumerate(zip(operands, self.shapes, strict=True)):

@@ -15,7 +15,7 @@ from math import prod
 from einops_fast.planning.chains import chain_of, chain_order
 from einops_fast.planning.cost import ITEM_SIZES, is_complex
 from einops_fast.planning.factors import right_operands, with_factor
-from einops_fast.planning.intermediate import Intermediate
+from einops_fast.planning.intermediate import axis_order, kernel_order, row_of
 from einops_fast.planning.layout import Term, arranged, compact_strides, contiguous_strides, padded_strides
 from einops_fast.planning.notation import Subscripts
 from einops_fast.planning.pairs import contract_pair, native_step
@@ -313,8 +313,8 @@ class _Lowering:
                 return Term(self.add(small), small.labels, small.shape)
             left, right = self.only_shared(left, right, keep), self.only_shared(right, left, keep)
             partner = rest.partner(keep)
-            lies = Intermediate(left, right, keep, partner, self.subscripts.output, self.sizes)
-            wanted = lies.order(rest, self.fuses)
+            orders = axis_order(keep, partner, rest, self.subscripts.output)
+            wanted = kernel_order(orders, left, right, self.sizes) if self.fuses else orders[0]
             target = self.between
         elif self.many:
             left, right = self.only_shared(left, right, wanted), self.only_shared(right, left, wanted)
@@ -325,7 +325,7 @@ class _Lowering:
             any_order = self.any_order and not rest
             own = step if step.reads == reads else step.replace(reads=reads)
             library = self.in_order(own, wanted, any_order)
-            row = lies.row(wanted) if rest else 0
+            row = row_of(wanted, partner, self.subscripts.output) if rest else 0
             return self.fused([left, right], wanted, library, any_order, row)
         return Term(self.add(step), step.labels, step.shape)
 
