@@ -8,8 +8,8 @@ are put in the order asked for. How one pair becomes a step is in :mod:`einops_f
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Hashable, Sequence
-from itertools import chain, count
+from collections.abc import Collection, Sequence
+from itertools import chain
 from math import prod
 
 from einops_fast.planning.chains import chain_of, chain_order
@@ -41,10 +41,7 @@ __all__ = ["lower"]
 Path = Sequence[tuple[int, ...]]
 
 _FEW = 8
-"""Operands of which no two pairs are looked up as alike."""
-
-_FIRST_NUMBER = ord("0")
-"""A character that stands for the first label of a pair, where only the pattern of labels counts."""
+"""Operands up to which each pair is priced, however small it is."""
 
 
 def lower(
@@ -80,7 +77,6 @@ class _Lowering:
         self.target = target
         self.numerics = numerics
         self.steps: list[Step] = []
-        self.alike: dict[Hashable, tuple[Step, bool, str]] = {}
         self.first = len(subscripts.inputs)
         self.any_order = not target.in_order
         # Nobody wants an intermediate in any order but the next step.
@@ -318,7 +314,7 @@ class _Lowering:
             target = self.between
         elif self.many:
             left, right = self.only_shared(left, right, wanted), self.only_shared(right, left, wanted)
-        step = self.contracted(left, right, wanted, target)
+        step = contract_pair(left, right, wanted, self.sizes, target, self.numerics)
         if self.fuses:
             # In a library of its own, a step reads the operands as slots 0 and 1.
             reads = tuple([int(slot == right.slot) for slot in step.reads])
@@ -333,35 +329,6 @@ class _Lowering:
         """Sum over the labels that neither the other term of a pair has nor a later one needs."""
         summed = [at for label, at in term.places.items() if label not in other.places and label not in keep]
         return self.without(term, tuple(summed), Sum) if summed else term
-
-    def contracted(self, left: Term, right: Term, wanted: str, target: Target) -> Step:
-        """The step that contracts two terms: that of an earlier pair, if it was like this one but for its labels."""
-        if self.first <= _FEW:
-            return contract_pair(left, right, wanted, self.sizes, target, self.numerics)
-        labels = dict.fromkeys(left.labels + right.labels)
-        numbers = dict(zip(map(ord, labels), count(_FIRST_NUMBER), strict=False))
-        ours, theirs = left.labels.translate(numbers), right.labels.translate(numbers)
-        shapes, strides = (left.shape, right.shape), (*left.strides.values(), *right.strides.values())
-        key = (
-            ours,
-            theirs,
-            wanted.translate(numbers),
-            shapes,
-            strides,
-            left.unnamed,
-            right.unnamed,
-            target is self.target,
-        )
-        known = self.alike.get(key)
-        if known is None:
-            step = contract_pair(left, right, wanted, self.sizes, target, self.numerics)
-            if not isinstance(step, Native):  # its equation has letters
-                self.alike[key] = step, step.reads[0] == left.slot, step.labels.translate(numbers)
-            return step
-        step, in_turn, numbered = known
-        letters = dict(zip(numbers.values(), labels, strict=True))
-        slots = (left.slot, right.slot) if in_turn else (right.slot, left.slot)
-        return step.at(slots, numbered.translate(letters))
 
     def in_order(self, step: Step, wanted: str, any_order: bool) -> tuple[Step, ...]:
         """A library's step with its axes as wanted and, unless any order will do, in C order."""
