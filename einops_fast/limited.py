@@ -184,13 +184,7 @@ def _limited(limit: int, operands: Sequence[Any], sizes: Mapping[str, int], out:
 
 
 def answer(failure: Exception, operands: Sequence[Any], out: Any, options: dict[str, Any]) -> Any:
-    """Contract in pieces, within the free memory, what was out of memory; raise what failed if that is of no use.
-
-    Args:
-        failure: what a library's call raised.
-        operands, out: of the call, as for :func:`einops_fast.fast_einsum`.
-        options: its dtype, order, casting and optimize.
-    """
+    """Contract in pieces, within the free memory, what was out of memory; raise what failed if that is of no use."""
     call = read_call(operands)
     backend, arrays = own_arrays(call.arrays, out)
     room = backend.room(arrays)

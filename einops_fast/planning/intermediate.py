@@ -16,16 +16,10 @@ _AT_ONCE = 8
 
 
 def axis_order(keep: Sequence[str], partner: Term | None, rest: Remaining, output: str) -> tuple[str, str]:
-    """Return the axis order in which the next step is most likely to need no copy, and another one for kernels.
+    """Return the order of the labels to keep in which the next step most likely needs no copy, and another for kernels.
 
-    Axes that the partner contracts go last, in its order. A kernel of ours reads them as fast where they go before
-    the free ones.
-
-    Args:
-        keep: labels that a later step needs.
-        partner: the term that is probably multiplied next: the one that shares most labels.
-        rest: the terms that are left.
-        output: labels of the answer.
+    Axes go last that the partner, which is probably multiplied next, contracts. A kernel of ours reads them as fast
+    where they go before the free ones.
     """
     shared = () if partner is None else partner.strides
     free = "".join(sorted([label for label in keep if label not in shared], key=output.find))

@@ -44,14 +44,7 @@ _Needing = tuple[Set[str], Item, Sequence[int], int]
 def needs_of(
     terms: Sequence[Collection[str]], nodes: Sequence[Node], output: str, cuts: Collection[str]
 ) -> list[Needs]:
-    """Return the needs of steps.
-
-    Args:
-        terms: of each operand, the labels that it can be cut along.
-        nodes: the steps, with the labels of their results.
-        output: labels of the result.
-        cuts: the labels that are cut.
-    """
+    """Return the needs of steps; ``terms``: of each operand, the labels that it can be cut along."""
     under: list[dict[str, int]] = [{label: 1 for label in cuts if label in term} for term in terms]
     users = Counter(chain(*under))
     found: list[Needs] = []

@@ -53,17 +53,10 @@ def lower(
     numerics: Numerics,
     otherwise: Path = (),
 ) -> tuple[Step, ...]:
-    """The steps that compute ``subscripts`` for operands of these shapes and strides.
+    """The steps that compute ``subscripts`` for operands of these shapes and strides, pair by pair along ``path``.
 
-    Args:
-        subscripts: the parsed equation.
-        sizes: extent of every label (see :func:`einops_fast.planning.notation.bind_sizes`).
-        operands: shape, strides and dtype of each operand.
-        path: positions to contract, as opt_einsum gives them; each result goes to the end of the list.
-        target: what can be done where the plan will run.
-        numerics: the dtypes of the call.
-        otherwise: the path that the library's calls follow in a step of more than two operands, and that is
-            followed where no kernel takes that many.
+    ``otherwise`` is the path that the library's calls follow in a step of more than two operands, and that is followed
+    where no kernel takes that many.
     """
     return _Lowering(subscripts, sizes, target, numerics).run(operands, path, otherwise or path)
 
@@ -211,13 +204,7 @@ class _Lowering:
                 terms[at] = self.without(term, tuple([term.places[label] for label in dropped]), Select)
 
     def sum_alone(self, term: Term, every: str, alone: bool) -> Term:
-        """Sum over the labels that only this term has and the result doesn't.
-
-        Args:
-            term: one of the operands.
-            every: the labels of the result and all operands.
-            alone: there is no other operand.
-        """
+        """Sum over the labels that only this operand has, of ``every`` one; ``alone``: there is no other operand."""
         summed = tuple([at for label, at in term.places.items() if every.count(label) == 1])
         if not summed:
             return term
@@ -263,12 +250,8 @@ class _Lowering:
     ) -> Term:
         """The product of the terms, summed over all labels but ``wanted``, in one kernel.
 
-        Args:
-            terms: what is multiplied.
-            wanted: axes of the result.
-            library: the same by the library's calls.
-            any_order: the result's axes may lie in memory in any order.
-            row: how many of the last axes are a row, each of which begins where a thread can load at once; 0: none is.
+        ``library`` is the same by the library's calls. With ``any_order`` the result's axes may lie in any order.
+        The last ``row`` axes are a row, each of which begins where a thread can load at once.
         """
         shape, loops = self.shape(wanted), self.loops(terms, wanted)
         strides = contiguous = contiguous_strides(shape)

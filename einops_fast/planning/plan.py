@@ -62,13 +62,7 @@ def make_plan(
 ) -> Plan:
     """Choose a path and lower it. Of several candidate paths the one predicted to be fastest wins.
 
-    Args:
-        subscripts: the parsed equation.
-        operands: shape, strides and dtype of each operand.
-        target: where the plan will run.
-        numerics: the dtypes of the call.
-        optimize: as for :func:`einops_fast.fast_einsum`.
-        room: elements that an intermediate may have, if known.
+    ``room`` is how many elements an intermediate may have, if that is known.
 
     Raises:
         ShapeError: an axis has two sizes.
@@ -124,12 +118,7 @@ def compile_plan(plan: Plan, backend: Backend, arranged: Arranged | None = None)
 
 
 def in_turn(program: Sequence[tuple[Callable[..., Any], tuple[int, ...]]], count: int) -> Callable[..., Any]:
-    """One callable of ``count`` operands that makes these calls one after the other and returns the last result.
-
-    Args:
-        program: the calls, each with the slots that it reads, as in :mod:`einops_fast.planning.steps`.
-        count: how many operands there are.
-    """
+    """One callable of ``count`` operands that makes these calls, each with the slots that it reads, in turn."""
     if len(program) == 1 and program[0][1] == tuple(range(count)):
         return program[0][0]
     if len(program) == 1 and program[0][1] == (1, 0) and count == 2:

@@ -196,12 +196,9 @@ class _Cutting:
         return {label: shares[label] for label in long if label in large} or dict.fromkeys(long, 1.0)
 
     def cut(self, room: float, begun: dict[str, int], last: dict[str, int]) -> tuple[dict[str, int], bool]:
-        """Return extents with which all fits, or the shortest, and whether it does.
+        """Return extents with which all fits in the room, or the shortest, and whether it does.
 
-        Args:
-            room: elements that may be held.
-            begun: extents of labels that are cut already.
-            last: extents with which a little less fitted; one more search begins with them.
+        Labels may be cut already (``begun``). One more search begins with the ``last`` extents, which nearly fitted.
         """
         best: tuple[float, float, dict[str, int]] | None = None
         for trial, start in enumerate([*[last] * (last != begun), *[begun] * _TRIALS]):
@@ -246,13 +243,8 @@ def cheapest_slicing(subscripts: Subscripts, plans: Sequence[Plan], limit: int, 
                      plan_of: Callable[[Rest, Mapping[str, int]], Plan]) -> Slicing:  # fmt: skip
     """Return the slicing that takes least time, of one without pieces where everything fits.
 
-    Args:
-        subscripts: the parsed equation.
-        plans: of whole calls, by paths worth a try.
-        limit: bytes.
-        trained: gradients are computed, a piece at a time.
-        begun: labels that are cut already, into single elements.
-        plan_of: makes the plan of a piece: of what is left of a path, with these extents of labels.
+    Of the plans of whole calls, each by another path, some labels may be cut already (``begun``), into single elements.
+    ``plan_of`` makes the plan of a piece: of what is left of a path, with these extents of labels.
 
     Raises:
         EinsumError: the result alone is larger, no piece is small enough, or pieces take too many FLOPs.
