@@ -36,7 +36,7 @@ from einops_fast.planning.steps import (
 )
 from einops_fast.planning.target import Numerics, Operand, Target
 
-__all__ = ["lower"]
+__all__ = ["Lowering"]
 
 Path = Sequence[tuple[int, ...]]
 
@@ -44,25 +44,8 @@ _FEW = 8
 """Operands up to which each pair is priced, however small it is."""
 
 
-def lower(
-    subscripts: Subscripts,
-    sizes: dict[str, int],
-    operands: Sequence[Operand],
-    path: Path,
-    target: Target,
-    numerics: Numerics,
-    otherwise: Path = (),
-) -> tuple[Step, ...]:
-    """The steps that compute ``subscripts`` for operands of these shapes and strides, pair by pair along ``path``.
-
-    ``otherwise`` is the path that the library's calls follow in a step of more than two operands, and that is followed
-    where no kernel takes that many.
-    """
-    return _Lowering(subscripts, sizes, target, numerics).run(operands, path, otherwise or path)
-
-
-class _Lowering:
-    """The steps so far, and how to add to them."""
+class Lowering:
+    """The steps so far that compute an equation for labels of these sizes, and how to add to them."""
 
     def __init__(self, subscripts: Subscripts, sizes: dict[str, int], target: Target, numerics: Numerics) -> None:
         self.subscripts = subscripts
@@ -78,7 +61,13 @@ class _Lowering:
         self.fuses = numerics.compute in target.kernels and not numerics.native and 0 not in sizes.values()
         self.many = self.first > _FEW and target.ceilings.native > 0 and numerics.gemm and not numerics.native
 
-    def run(self, operands: Sequence[Operand], path: Path, otherwise: Path) -> tuple[Step, ...]:
+    def run(self, operands: Sequence[Operand], path: Path, otherwise: Path = ()) -> tuple[Step, ...]:
+        """Return the steps, pair by pair along a path, for operands of these shapes and strides.
+
+        ``otherwise`` is the path that the library's calls follow in a step of more than two operands, and that is
+        followed where no kernel takes that many.
+        """
+        otherwise = otherwise or path
         inputs, output = self.subscripts.inputs, self.subscripts.output
         if self.numerics.native and (len(operands) <= 2 or self.numerics.whole):
             found = self.equation(self.in_compute_dtype(operands), output)
@@ -240,7 +229,7 @@ class _Lowering:
     ) -> tuple[Step, ...]:
         """The whole contraction by library calls, which read what is ``given`` in the order of these terms."""
         plain = self.target.replace(kernels=frozenset())
-        steps = lower(self.subscripts, self.sizes, operands, path, plain, self.numerics)
+        steps = Lowering(self.subscripts, self.sizes, plain, self.numerics).run(operands, path)
         order = [term.slot for term in terms]
         places = {at: order.index(term.slot) for at, term in enumerate(given)}
         return tuple(step.replace(reads=tuple(places.get(slot, slot) for slot in step.reads)) for step in steps)

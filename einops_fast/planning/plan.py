@@ -12,7 +12,7 @@ from einops_fast.observing.observers import active
 from einops_fast.planning.chains import chain_order
 from einops_fast.planning.cost import ITEM_SIZES, StepCost, is_complex, step_costs
 from einops_fast.planning.factors import right_operands
-from einops_fast.planning.lowering import lower
+from einops_fast.planning.lowering import Lowering
 from einops_fast.planning.notation import Subscripts, bind_sizes
 from einops_fast.planning.path import Path, candidate_paths, check_optimize, explicit_path
 from einops_fast.planning.steps import Step
@@ -73,7 +73,7 @@ def make_plan(
     check_optimize(optimize, len(operands))
 
     def plan(path: Path, otherwise: Path = ()) -> Plan:
-        steps = lower(subscripts, sizes, operands, path, target, numerics, otherwise)
+        steps = Lowering(subscripts, sizes, target, numerics).run(operands, path, otherwise)
         return Plan(subscripts, sizes, tuple(operands), target, numerics, path, steps)
 
     # NumPy's loops take so many operands and axes.

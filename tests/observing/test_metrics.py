@@ -322,20 +322,15 @@ def test_kernels_of_a_real_choice(tmp_path, monkeypatch, torch):
 
 def test_copies_of_library_calls_count_where_these_were_chosen():
     """A step with a kernel copies nothing, unless the library's calls run it."""
-    from einops_fast.planning.lowering import lower
-    from einops_fast.planning.notation import bind_sizes, parse
-    from einops_fast.planning.plan import Plan
+    from einops_fast.planning.notation import parse
+    from einops_fast.planning.plan import make_plan
     from einops_fast.planning.target import Numerics, Operand, Target
 
     ceilings = einops_fast.backends.gpus.gpu_ceilings("H200")
     shapes = (300, 40, 50), (50, 40, 60)
     operands = [Operand(shape, (shape[1] * shape[2], shape[2], 1), "float32") for shape in shapes]
     target = Target("torch", "cuda:0", ceilings, kernels=frozenset({"float32"}))
-    subscripts = parse("ijk,kjl->il", (3, 3))
-    sizes = bind_sizes(subscripts, shapes)
-    numerics = Numerics("float32", "float32")
-    steps = lower(subscripts, sizes, operands, ((0, 1),), target, numerics)
-    plan = Plan(subscripts, sizes, tuple(operands), target, numerics, ((0, 1),), steps)
+    plan = make_plan(parse("ijk,kjl->il", (3, 3)), operands, target, Numerics("float32", "float32"))
     [step] = plan.steps
     assert type(step).__name__ == "Fused"
     kernel, library = (SimpleNamespace(chosen=SimpleNamespace(name=name)) for name in ("tile 64", "library on copies"))
