@@ -322,11 +322,12 @@ def test_kernels_of_a_real_choice(tmp_path, monkeypatch, torch):
 
 def test_copies_of_library_calls_count_where_these_were_chosen():
     """A step with a kernel copies nothing, unless the library's calls run it."""
+    from einops_fast.backends.gpus import gpu_ceilings
     from einops_fast.planning.notation import parse
     from einops_fast.planning.plan import make_plan
     from einops_fast.planning.target import Numerics, Operand, Target
 
-    ceilings = einops_fast.backends.gpus.gpu_ceilings("H200")
+    ceilings = gpu_ceilings("H200")
     shapes = (300, 40, 50), (50, 40, 60)
     operands = [Operand(shape, (shape[1] * shape[2], shape[2], 1), "float32") for shape in shapes]
     target = Target("torch", "cuda:0", ceilings, kernels=frozenset({"float32"}))
