@@ -164,6 +164,7 @@ def test_more_labels_than_ascii_letters(labels: int) -> None:
     assert pattern(parsed.equation) == pattern(f"{equation}->{symbols[0]}{symbols[-1]}")
     assert len({letter for letter, _ in parsed.names}) == labels
     assert all(len(letter) == 1 and letter.isalpha() for letter, _ in parsed.names)
+    assert [label for _, label in parsed.names] == symbols
     numbers = [[i, i + 1] for i in range(labels - 1)]
     assert pattern(parse_interleaved(numbers, None, ranks).equation) == pattern(parsed.equation)
 

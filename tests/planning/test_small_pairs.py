@@ -1,6 +1,5 @@
 """Small pairs of many operands: their steps are right, and found without pricing all ways to contract a pair."""
 
-import itertools
 import random
 from string import ascii_letters
 
@@ -10,7 +9,6 @@ import pytest
 
 from einops_fast import fast_einsum
 from einops_fast.planning import lowering
-from einops_fast.planning.notation import parse
 from einops_fast.runtime import new_shapes
 
 
@@ -73,15 +71,3 @@ def test_small_pairs_are_not_priced(monkeypatch, extent):
     arrays = [numbers.standard_normal((extent, extent, 2)) for _ in terms]
     fast_einsum(",".join(terms) + "->" + terms[0][0] + terms[-1][1], *arrays)
     assert len(priced) <= 1  # the last pair makes the answer
-
-
-def test_labels_beyond_ascii_are_read_as_letters_are():
-    labels = [opt_einsum.get_symbol(at) for at in (51, 52, 74, 75, 500)]  # one of them is a multiplication sign
-    equation = ",".join(a + b for a, b in itertools.pairwise(labels)) + "->" + labels[0] + labels[-1]
-    subscripts = parse(equation, (2,) * 4)
-    plain = parse("ab,bc,cd,de->ae", (2,) * 4)
-    renamed = dict(zip(dict.fromkeys("".join(subscripts.inputs)), "abcde", strict=True))
-    assert subscripts.equation.translate(str.maketrans(renamed)) == plain.equation
-    assert [label for _, label in subscripts.names] == labels
-    assert all(letter.isalpha() for letter, _ in subscripts.names)
-    assert not subscripts.in_letters
