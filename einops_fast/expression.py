@@ -93,19 +93,16 @@ def contract_expression(
     check_optimize(optimize, len(given))
     with settings(autotune, precision):  # refuses what there isn't
         pass
-    values = list(given)
-    if positions:
-        held = [given[at] for at in positions]
-        arrays = held if is_dispatched(held) else own_arrays(held)[1]
-        for at, array in zip(positions, arrays, strict=True):
-            values[at] = array
-    shapes = tuple([_shape(value, at) for at, value in enumerate(values)])
+    held = [given[at] for at in positions]
+    arrays = held if not held or is_dispatched(held) else own_arrays(held)[1]
+    held_at = dict(zip(positions, arrays, strict=True))
+    shapes = tuple([_shape(held_at.get(at, value), at) for at, value in enumerate(given)])
     subscripts = call.subscripts(tuple(map(len, shapes)))
     bind_sizes(subscripts, shapes)
     return ContractExpression(
         subscripts,
         shapes,
-        {at: values[at] for at in positions},
+        held_at,
         {"dtype": dtype, "order": letter, "casting": casting, "optimize": optimize},
         None if autotune is None and precision is None else (autotune, precision),
         None if memory_limit is None else read_bytes(memory_limit),

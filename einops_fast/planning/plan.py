@@ -25,10 +25,6 @@ if TYPE_CHECKING:
 __all__ = ["Plan", "compile_plan", "in_turn", "make_plan"]
 
 
-Arranged = Callable[[Sequence[tuple[Callable[..., Any], tuple[int, ...]]], int], Callable[..., Any]]
-"""Makes one callable of calls, as :func:`in_turn` does."""
-
-
 class Plan(Record):
     """What will be done for operands of these shapes, strides and dtypes. Pure data; prints with ``explain``."""
 
@@ -98,8 +94,10 @@ def _may_be_one_step(subscripts: Subscripts, numerics: Numerics) -> bool:
     return bool(on_the_way) or chain_order(inputs, output) is not None
 
 
-def compile_plan(plan: Plan, backend: Backend, arranged: Arranged | None = None) -> Callable[..., Any]:
-    """The plan as one callable of the operands: the framework's calls, in turn or as ``arranged``, and nothing else."""
+def compile_plan(
+    plan: Plan, backend: Backend, arranged: Callable[..., Callable[..., Any]] | None = None
+) -> Callable[..., Any]:
+    """The plan as one callable of the operands: the framework's calls, in turn or as ``arranged`` instead."""
     count = len(plan.operands)
     program = [(backend.emit(step), step.reads) for step in plan.steps]
     watches = [recorder.watch(plan, backend) for recorder in active()]
