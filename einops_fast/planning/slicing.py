@@ -62,8 +62,7 @@ class Slicing(Record):
     piece: Plan  # of the largest ones; labels of one element are dropped
     items: tuple[Item, ...]  # its steps, in loops
     peak: int  # bytes that are allocated at most, the result's included
-    flops: int  # multiply-adds of all pieces
-    overhead: float  # times those of the same path in one piece
+    overhead: float  # multiply-adds of all pieces, in those of the same path in one piece
     count: int  # how often the step that runs most often does
 
     @property
@@ -259,7 +258,7 @@ def _slicing(plan: Plan, limit: int, plan_of: Callable[[Rest, Mapping[str, int]]
     flops = sum(cutting.full)
     peak = _peak_bytes(plan, (), trained) + (_gradient_bytes(plan) if trained else 0)
     if peak <= limit and not begun:
-        return cutting.price({}, inf)[2], Slicing(subscripts, sizes, rest, (), {}, plan, (), peak, flops, 1.0, 1)
+        return cutting.price({}, inf)[2], Slicing(subscripts, sizes, rest, (), {}, plan, (), peak, 1.0, 1)
     room = limit / _item(plan)
     if not trained and not begun and plan.numerics.compute == plan.numerics.result and not plan.numerics.native:
         rest = small_parts(subscripts, sizes, path, int(room))
@@ -288,7 +287,7 @@ def _slicing(plan: Plan, limit: int, plan_of: Callable[[Rest, Mapping[str, int]]
             ratio = (flops + more) / max(flops, 1)
             count = max([runs for *_, runs in steps])
             time, axes = cutting.price(cuts, inf)[2], tuple(map(frozenset, cutting.axes))
-            return time, Slicing(subscripts, sizes, rest, axes, cuts, piece, items, peak, flops + more, ratio, count)
+            return time, Slicing(subscripts, sizes, rest, axes, cuts, piece, items, peak, ratio, count)
         room = max(room - max((peak - limit) / _item(plan), 0.02 * (room - cutting.beside[0])), 0.5)
 
 
