@@ -55,7 +55,7 @@ def test_operators_are_compared_with_the_library(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(beginning, "sample_like", lambda meta, device: torch.ones(meta.shape, requires_grad=True))
     with autotune("auto"):
         begun.begun(begun.Calls("softmax", way("library"), way("kernels"), (torch.ones(4, 8),), 1, 1.0))
-    (problem,) = [each.problem for each in beginning._beginnings.values()]
+    (problem,) = [each.problem for each in beginning._tiers.values()]
     assert problem.settle().name == faster
     (entry,) = disk_cache.entries()
     assert entry.key == problem.key()
@@ -86,5 +86,5 @@ def test_a_recorded_run_is_tuned_for(tmp_path: Path, capsys: pytest.CaptureFixtu
     scale = torch.ones(1024, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     with autotune("auto"):
         ops.layer_norm(given, weight=scale, bias=scale)
-    (problem,) = [each.problem for each in beginning._beginnings.values()]
+    (problem,) = [each.problem for each in beginning._tiers.values()]
     assert disk_cache.read(problem.key()) is not None

@@ -19,11 +19,12 @@ from einops_fast.attention.attend import plan_of
 from einops_fast.attention.choice import Undecided
 from einops_fast.attention.options import Options, Request
 from einops_fast.attention.registry import Implementation
+from einops_fast.backends.clock import EventStopwatch
 from einops_fast.backends.gpus import gpu_ceilings
 from einops_fast.backends.torch import beginning
 from einops_fast.backends.torch.attention import beginning as attention_beginning
 from einops_fast.backends.torch.attention.beginning import first_calls
-from einops_fast.backends.torch.beginning import Beginning, _nodes, meta_like
+from einops_fast.backends.torch.beginning import _gradient_watch, _nodes, meta_like
 from einops_fast.backends.torch.ops import begun
 from einops_fast.runtime import tiers
 from einops_fast.runtime.plan_cache import clear_plans
@@ -49,21 +50,14 @@ def test_gradients_are_timed_from_the_result_to_the_operands() -> None:
 def test_the_first_gradients_alone_are_timed(monkeypatch: pytest.MonkeyPatch, kept: bool) -> None:
     events: list[str] = []
 
-    class Watch:
-        def start(self) -> None:
-            events.append("start")
+    def event(name: str) -> Any:
+        return SimpleNamespace(record=lambda: events.append(name))
 
-        def stop(self) -> None:
-            events.append("stop")
-
-        def seconds(self) -> float:
-            return 1.0
-
-    monkeypatch.setattr(beginning._MEMORY, "stopwatch", Watch)
+    watch = EventStopwatch(event("start"), event("stop"), lambda stop: True, lambda start, stop: 1e3)
+    monkeypatch.setattr(beginning._MEMORY, "stopwatch", lambda: watch)
     x = torch.ones(8, requires_grad=True)
     result = (x * 2).exp() if kept else x.exp()
-    watch = beginning._GradientWatch.of((result, None), [x])
-    assert watch is not None
+    assert _gradient_watch((result, None), [x]) is watch
     assert watch.seconds() is None
     for _ in range(2):
         result.sum().backward(retain_graph=True)
@@ -92,7 +86,7 @@ def test_a_checkpoint_is_decided_for_once(monkeypatch: pytest.MonkeyPatch) -> No
     with autotune("auto"):
         assert [call(x, False), call(x, True)] == ["library", "library"]
         call(other, False)
-        for each in beginning._beginnings.values():
+        for each in beginning._tiers.values():
             each.decide(each.problem.named("kernels"))
         assert [call(x, False), call(x, True), call(x.detach(), True)] == ["kernels", "library", "library"]
         assert [call(other, True), call(other, False), call(other, True)] == ["kernels"] * 3
@@ -197,7 +191,7 @@ def test_attention_in_a_checkpoint_is_decided_for_once(monkeypatch: pytest.Monke
 
     first = "ours" if known else "library"
     assert [runs(True), runs(False)] == [first, first]
-    call._beginning.decide(ours)
+    call._tiers.decide(ours)
     assert [runs(False), runs(True), runs(False)] == ["ours", first, "ours"]
     clear_plans()
 
@@ -215,7 +209,7 @@ def test_attention_may_be_settled_on_what_no_call_begins_with(monkeypatch: pytes
     monkeypatch.setattr(attention_beginning, "choose", lambda *given: SimpleNamespace(implementation=late))
     clear_plans()
     call = first_calls(plan, undecided, (q, q, q))
-    call._beginning._tiers.settle()
+    call._tiers.settle()
     ran.clear()
     call(q, q, q)
     assert {*ran} == {"late"}
@@ -225,7 +219,7 @@ def test_attention_may_be_settled_on_what_no_call_begins_with(monkeypatch: pytes
 @pytest.fixture
 def decided(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[str]]:
     """The names of the ways that were decided for; kernels pay at once, and nothing is known of any."""
-    yield from decisions(Beginning, "decide", monkeypatch, tmp_path)
+    yield from decisions(tiers.Tiers, "decide", monkeypatch, tmp_path)
 
 
 @pytest.mark.gpu
@@ -278,7 +272,6 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from einops_fast import autotune
-from einops_fast.backends.torch.beginning import Beginning
 from einops_fast.runtime import tiers
 
 sys.path.insert(0, sys.argv[1])
@@ -288,7 +281,7 @@ tiers.PRICE = 0.0
 every = calls()
 for name in ("layer_norm", "softmax", "bias_gelu", "attention"):
     decided = []
-    Beginning.decide = lambda self, way, run=None: (decided.append(way), setattr(self, "decided", way))
+    tiers.Tiers.decide = lambda self, way, run=None: (decided.append(way), setattr(self, "decided", way))
     run, operands = every[name]
     end, done = time.monotonic() + 40, False
     while not done and time.monotonic() < end:

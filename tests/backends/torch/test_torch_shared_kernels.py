@@ -81,11 +81,11 @@ def test_a_shape_whose_kernels_are_not_there_begins_anew(monkeypatch: pytest.Mon
     with autotune("auto"):
         runs = [begun.begun(begun.Calls("softmax", *ways, (torch.ones(rows, 8),), 1, 1.0)) for rows in (30, 31)]
         first, second = runs
-        assert first._beginning is second._beginning
-        shared = first._beginning
-        shared._tiers._now = shared.problem.run(shared.problem.named("kernels for any size"))
+        assert first._tiers is second._tiers
+        shared = first._tiers
+        shared.way = shared.problem.named("kernels for any size")
         assert [run(torch.ones(3, 8)) for run in (first, second, first, second, second)] == [
             "kernels", "library", "kernels", "library", "library"
         ]  # fmt: skip
     assert loaded == ["kernels for any size"]
-    assert first._beginning is shared is not second._beginning
+    assert first._tiers is shared is not second._tiers
