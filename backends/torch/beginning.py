@@ -12,6 +12,7 @@ from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from copy import copy
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -21,7 +22,7 @@ from einops_fast.backends.torch.types import is_recomputed, is_traced
 from einops_fast.backends.triton_support import circumstances
 from einops_fast.planning.layout import reach
 from einops_fast.runtime.measuring import Policy, Stopwatch
-from einops_fast.runtime.plan_cache import emptied_with_plans, keep
+from einops_fast.runtime.plan_cache import emptied_with_plans, kept
 from einops_fast.runtime.planner import planner
 from einops_fast.runtime.tiers import Problem, Run, Tiers
 from einops_fast.runtime.tuning import autotune
@@ -229,14 +230,11 @@ class FirstCalls(Generic[W]):
         self._problem, self._gradients, self._pinned = problem, gradients, pinned
         self._runs: dict[str, Run] = {}
         self._run: Run | None = None
-        tiers = _tiers.get(key)
-        if tiers is None:
-            tiers = Tiers(problem)
-            keep(_tiers, key, tiers)
+        tiers: Tiers[W] = kept(_tiers, key, partial(Tiers, problem))
         # What this process has measured and loaded, in another mode, needn't be tried.
         if tiers.decided is None and known is not None and "triton" in sys.modules and problem.is_loaded(known):
             tiers.decide(known)
-        self._tiers: Tiers[W] = tiers
+        self._tiers = tiers
 
     def __call__(self, *arrays: Any) -> Any:
         """Return what a call does."""

@@ -15,6 +15,7 @@ The rule by which compiling begins is that of renting skis: buy when you have pa
 
 from __future__ import annotations
 
+import statistics
 import threading
 import warnings
 import weakref
@@ -22,14 +23,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 from typing import Any, Generic, TypeVar
 
 from einops_fast.runtime import background
 from einops_fast.runtime.choosing import agree, recall
-from einops_fast.runtime.kinds import Shared, kind_of
 from einops_fast.runtime.measuring import Policy, Stopwatch, Times, record_of
+from einops_fast.runtime.plan_cache import emptied_with_plans, kept
 from einops_fast.runtime.planner import planner
 from einops_fast.runtime.trial import take_turns
 
@@ -55,6 +57,9 @@ host takes so long for that."""
 
 _LEFT = 0.2
 """The part of what kernels save that is left to those of a problem's own where that for any size runs."""
+
+_SHAPES = 3
+"""Problems that a kernel for any size is tried on before all others take it, or leave it, untried."""
 
 _PATIENCE = 32
 """Calls after which a problem tries a kernel for any size, although others are about to."""
@@ -127,6 +132,41 @@ class Problem(ABC, Generic[W]):
         """Choose now, whatever it takes, by runs on operands that are made up."""
 
 
+class Shared:
+    """A compiled kernel that serves many sizes."""
+
+    def __init__(self, future: Future[Any] | None) -> None:
+        self._future = future
+        self.trials = 0  # problems that have begun to try it
+        self.ratios: list[float] = []  # how many times as long as the library it took with each
+
+    @property
+    def ready(self) -> bool:
+        """Whether nothing is to be waited for any more."""
+        return self._future is None or self._future.done()
+
+    @property
+    def faster(self) -> bool | None:
+        """Whether it works and is faster than the library; ``None`` as long as too few problems have told."""
+        if self._future is not None and self._future.exception() is not None:
+            return False
+        return statistics.median(self.ratios) < 1 if len(self.ratios) >= _SHAPES else None
+
+
+@dataclass
+class Kind:
+    """What problems that differ in sizes only have in common."""
+
+    saved: float = 0.0  # seconds that kernels are predicted to have saved by now, less what was paid
+    predicted: float = 0.0  # the same, of so many calls, whatever was paid
+    calls: int = 0
+    shares: bool | None = None  # whether there are kernels for any size; `None` as long as nobody has asked
+    shared: dict[Hashable, Shared] = field(default_factory=dict)  # these, by what they are compiled for
+
+
+_kinds: dict[Hashable, Kind] = emptied_with_plans({})
+
+
 class Tiers(Generic[W]):
     """What runs the calls of one problem until a way is chosen for good.
 
@@ -146,7 +186,7 @@ class Tiers(Generic[W]):
         self.way = problem.library
         self._library = self.now = problem.run(problem.library)
         self.calls, self.every = 0, _CALLS
-        self._kind = kind_of(problem.kind)
+        self._kind = kept(_kinds, problem.kind, Kind)
         self._for_any: tuple[str, W, Shared] | None = None
         self._known: Sequence[str] | None = None
         self._busy = threading.Lock()
@@ -223,16 +263,17 @@ class Tiers(Generic[W]):
         while True:
             asks = False
             if kind.shares and not asked:
-                own += self.every * kind.a_call
+                own += self.every * kind.predicted / max(kind.calls, 1)
                 asks = own >= _PRICE_OF_SIZE
             elif not self.calls % _CALLS:
                 if not saves:
                     saves, price = _CALLS * self.problem.saves(), self._recall()
                 own += saves * (1.0 if self.way is self.problem.library else _LEFT)
-                kind.count(saves, _CALLS)
+                kind.saved, kind.predicted, kind.calls = kind.saved + saves, kind.predicted + saves, kind.calls + _CALLS
                 if background.available():
                     asks = not asked and kind.shares is None and kind.saved >= max(_PRICE_FOR_ANY, 2 * own)
-                    if not asks and (own >= price if kind.shares else kind.pays(price)):
+                    if not asks and (own if kind.shares else kind.saved) >= price:
+                        kind.saved -= 0.0 if kind.shares else price
                         return
             if asks:
                 asked = True
@@ -260,19 +301,19 @@ class Tiers(Generic[W]):
         name, way, shared = self._for_any
         while not shared.ready:
             yield None
-        while not shared.failed and shared.faster is None:
-            # Enough problems try it, unless this one has waited for them for long.
-            if shared.begin(self.calls % _PATIENCE == 0):
+        while shared.faster is None:
+            if shared.trials < _SHAPES or self.calls % _PATIENCE == 0:
+                shared.trials += 1
                 self.every = 1
                 seconds = yield from self._trial({"": self._library, name: self.problem.run(way)})
                 self.every = _CALLS
                 ratio = seconds.get(name, inf) / seconds.get("", inf) if "" in seconds else 0.0
-                shared.tell(ratio)
+                shared.ratios.append(ratio)
                 if ratio < 1:
                     self._run_by(way)
                 return
             yield None
-        if not shared.failed and shared.faster:
+        if shared.faster:
             self._run_by(way)
 
     def _find_for_any(self, looked: threading.Event) -> None:
@@ -280,10 +321,9 @@ class Tiers(Generic[W]):
             found = self.problem.for_any()
             if found is not None:
                 name, way, key = found
-                shared = self._kind.shared.get(key)
-                if shared is None:
-                    shared = self._kind.shared[key] = Shared(self.problem.compiled(name))
-                self._for_any = name, way, shared
+                if key not in self._kind.shared:
+                    self._kind.shared[key] = Shared(self.problem.compiled(name))
+                self._for_any = name, way, self._kind.shared[key]
         self._kind.shares = self._for_any is not None
         looked.set()
 
