@@ -1,15 +1,12 @@
 """The mode ``'reproducible'``: a call has the same bits the first time, later, and in every process."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from einops_fast import attention, autotune, contract_expression, fast_einsum, ops, patched
-from einops_fast.runtime import disk_cache
-from einops_fast.runtime.choosing import Chooser
 from einops_fast.runtime.plan_cache import clear_plans
 
 EQUATIONS = [
@@ -106,22 +103,6 @@ def test_the_bits_are_the_same_whatever_shapes_came_before(call: Callable[..., A
         clear_plans()
         for _ in range(3):
             assert [bits(call(*operands)) for operands in cases] == alone
-
-
-def test_nothing_that_was_measured_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("EINOPS_FAST_CACHE_DIR", str(tmp_path))
-    key = {"problem": "one", "device": "a GPU"}
-    disk_cache.write(key, {"choice": "measured", "seconds": 1.0, "candidates": {"measured": 1.0}})
-
-    def chosen(mode: str) -> str:
-        choice = Chooser[str](mode).choose(
-            key, str, lambda: ["measured", "predicted"], lambda: "predicted", "predicted", lambda ways: None
-        )
-        assert choice.final
-        return choice.way
-
-    assert chosen("never") == "measured"
-    assert chosen("reproducible") == "predicted"
 
 
 def test_gradients_of_attention_are_to_be_summed_in_one_order() -> None:
