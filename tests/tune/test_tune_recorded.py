@@ -28,7 +28,10 @@ def test_no_table_is_one_error(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "calls.csv"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(EinsumError, match=r"the table of calls can't be read|is no table of metrics|there are no calls in .*record some with"):
+    with pytest.raises(
+        EinsumError,
+        match=r"the table of calls can't be read|is no table of metrics|there are no calls in .*record some with",
+    ):
         read_calls(path)
 
 
