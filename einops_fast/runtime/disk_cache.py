@@ -18,11 +18,11 @@ Example:
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import os
 import re
+import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -63,10 +63,15 @@ def folder() -> Path:
     """Where the cache is, or will be once something is written.
 
     That is ``EINOPS_FAST_CACHE_DIR`` where it is set (a relative one from where the program was when it imported this),
-    else the user's folder for caches.
+    else ``einops_fast`` in ``XDG_CACHE_HOME`` or ``~/.cache``.
     """
     wanted = os.environ.get("EINOPS_FAST_CACHE_DIR")
-    return Path(_IMPORTED_IN, os.path.expanduser(wanted)) if wanted else _usual_folder()
+    if wanted:
+        return Path(_IMPORTED_IN, os.path.expanduser(wanted))
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    base = base if os.path.isabs(base) else os.path.expanduser("~/.cache")
+    # A user may have no home folder, as in some containers.
+    return Path(base if os.path.isabs(base) else tempfile.gettempdir(), "einops_fast")
 
 
 def read(key: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -137,25 +142,6 @@ def clear(tell: Tell | None = None) -> int:
         else:
             removed += path.suffix == ".json"
     return removed
-
-
-@functools.cache
-def _usual_folder() -> Path:
-    try:
-        from platformdirs import user_cache_dir
-    except ImportError:
-        base = os.environ.get("XDG_CACHE_HOME", "")
-        found = Path(base if os.path.isabs(base) else os.path.expanduser("~/.cache"), "einops_fast")
-    else:
-        try:
-            found = Path(user_cache_dir("einops_fast"))
-        except RuntimeError:  # it finds no home folder
-            found = Path("einops_fast")
-    if not found.is_absolute():  # a user without a home folder, as in some containers
-        import tempfile
-
-        found = Path(tempfile.gettempdir(), "einops_fast")
-    return found
 
 
 def _canonical(key: Mapping[str, Any]) -> str:
