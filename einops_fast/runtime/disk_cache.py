@@ -2,18 +2,6 @@
 
 A file is written whole or not at all, and holds its own key, so whatever a read returns was once written for that
 key. Nothing that is wrong with the disk stops a computation: it is a miss, and one warning.
-
-Example:
-    >>> import os, tempfile
-    >>> from unittest.mock import patch
-    >>> from einops_fast.runtime import disk_cache
-    >>> key = {'problem': 'ij,jk->ik', 'dtype': 'float16', 'device': 'NVIDIA H200'}
-    >>> with tempfile.TemporaryDirectory() as tmp, patch.dict(os.environ, EINOPS_FAST_CACHE_DIR=tmp):
-    ...     disk_cache.write(key, {'choice': 'cublas', 'seconds': 1.2e-05})
-    ...     disk_cache.read(key)
-    ...     disk_cache.clear()
-    {'choice': 'cublas', 'seconds': 1.2e-05}
-    1
 """
 
 from __future__ import annotations

@@ -62,9 +62,5 @@ def check_precision(precision: str) -> None:
 
 
 def settled(setting: str) -> str:
-    """The precision of a call, from that of the framework: what it allows itself, else what the block does.
-
-    >>> settled('ieee'), settled('tf32')
-    ('ieee', 'tf32')
-    """
+    """The precision of a call, from that of the framework: what it allows itself, else what the block does."""
     return setting if setting == "tf32" else _allowed.get() or setting
