@@ -191,20 +191,6 @@ def test_a_block_may_be_made_in_one_thread_and_entered_in_another(setting: Any) 
     assert current() == usual
 
 
-def test_a_task_has_its_own(setting: Any) -> None:
-    make, current, held, usual = setting
-
-    async def set_it() -> Any:
-        make()
-        await asyncio.sleep(0)
-        return current()
-
-    async def both() -> Any:
-        return await asyncio.gather(set_it(), asyncio.sleep(0, result=None)), current()
-
-    assert asyncio.run(both()) == ([held, None], usual)
-
-
 PATCHED_ALONE = """
 import numpy as np, einops_fast
 einops_fast.patched("numpy")
