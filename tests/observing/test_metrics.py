@@ -210,20 +210,12 @@ def test_a_torch_event_is_no_host_time(monkeypatch, torch):
     backend = einops_fast.backends.get_backend("torch")
     log = []
 
-    class Event:
-        def __init__(self, enable_timing):
-            assert enable_timing
+    def event(enable_timing):
+        assert enable_timing
+        wait, milliseconds = (lambda: log.append("wait")), (lambda end: 5.0)
+        return SimpleNamespace(record=log.append, synchronize=wait, elapsed_time=milliseconds)
 
-        def record(self, stream):
-            log.append(stream)
-
-        def synchronize(self):
-            log.append("wait")
-
-        def elapsed_time(self, end):
-            return 5.0
-
-    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "Event", event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr("einops_fast.backends.torch.backend.PLAIN", (SimpleNamespace,))
@@ -301,20 +293,14 @@ def test_kernels_of_a_real_choice(tmp_path, monkeypatch, torch):
 
 def test_copies_of_library_calls_count_where_these_were_chosen():
     """A step with a kernel copies nothing, unless the library's calls run it."""
-    from einops_fast.planning.lowering import lower
-    from einops_fast.planning.notation import bind_sizes, parse
-    from einops_fast.planning.plan import Plan
+    from einops_fast.planning.notation import parse
+    from einops_fast.planning.plan import make_plan
     from einops_fast.planning.target import Numerics, Operand, Target
 
     ceilings = einops_fast.backends.gpus.gpu_ceilings("H200")
-    shapes = (300, 40, 50), (50, 40, 60)
-    operands = [Operand(shape, (shape[1] * shape[2], shape[2], 1), "float32") for shape in shapes]
+    operands = [Operand((a, b, c), (b * c, c, 1), "float32") for a, b, c in ((300, 40, 50), (50, 40, 60))]
     target = Target("torch", "cuda:0", ceilings, kernels=frozenset({"float32"}))
-    subscripts = parse("ijk,kjl->il", (3, 3))
-    sizes = bind_sizes(subscripts, shapes)
-    numerics = Numerics("float32", "float32")
-    steps = lower(subscripts, sizes, operands, ((0, 1),), target, numerics)
-    plan = Plan(subscripts, sizes, tuple(operands), target, numerics, ((0, 1),), steps)
+    plan = make_plan(parse("ijk,kjl->il", (3, 3)), operands, target, Numerics("float32", "float32"), "auto")
     [step] = plan.steps
     assert type(step).__name__ == "Fused"
     kernel, library = (SimpleNamespace(chosen=SimpleNamespace(name=name)) for name in ("tile 64", "library on copies"))
