@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,29 +14,6 @@ from einops_fast.runtime import disk_cache, tiers
 from einops_fast.runtime.measuring import CONTRACTIONS
 from einops_fast.runtime.plan_cache import clear_plans
 from einops_fast.runtime.tiers import Problem, Tiers, settle_all
-
-
-class Watch:
-    """Says what the way that ran takes."""
-
-    def __init__(self, problem: Fake) -> None:
-        self._problem = problem
-
-    def start(self) -> None:
-        self._problem.running = None
-
-    def stop(self) -> None:
-        self.name = self._problem.running
-
-    def seconds(self) -> float | None:
-        return self._problem.real[self.name] if self._problem.passed else None
-
-
-class GradientWatch(Watch):
-    """Says what the gradients of the way that ran take."""
-
-    def seconds(self) -> float | None:
-        return self._problem.of_gradients[str(self.name)]
 
 
 class Fake(Problem[str]):
@@ -87,13 +65,16 @@ class Fake(Problem[str]):
     def preferred(self, ways: Iterable[str]) -> Collection[str]:
         return ()
 
-    def stopwatch(self) -> Watch:
-        return Watch(self)
+    def stopwatch(self) -> Any:
+        ran: list[str] = []
+        return SimpleNamespace(
+            start=lambda: None,
+            stop=lambda: ran.append(str(self.running)),
+            seconds=lambda: self.real[ran[-1]] if self.passed else None,
+        )
 
-    def gradients(self, result: Any, operands: Sequence[Any]) -> Watch | None:
-        watch = GradientWatch(self)
-        watch.stop()
-        return watch if self.of_gradients else None
+    def gradients(self, result: Any, operands: Sequence[Any]) -> Any:
+        return SimpleNamespace(seconds=lambda: self.of_gradients[result]) if self.of_gradients else None
 
     def may_measure(self) -> bool:
         return self.measurable
@@ -306,6 +287,21 @@ def test_sizes_leave_a_kernel_that_is_slower_or_fails(fails: bool) -> None:
     ran = shared_by(of_sizes(40, 9e-5), fails)
     assert {*ran[-1]} == {"library"}
     assert sum(each.count("any") for each in ran) <= (0 if fails else 3 * 3)
+
+
+def test_sizes_have_kernels_of_their_own_where_one_for_any_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    problems = of_sizes(40, 1.2e-5)
+    compiled = FakeForAny.compiled
+
+    def fail(self: FakeForAny, name: str) -> Future[Any] | None:
+        if name == "any":
+            raise LookupError(name)
+        return compiled(self, name)
+
+    monkeypatch.setattr(FakeForAny, "compiled", fail)
+    for _ in range(8):
+        assert {problem.call() for problem in problems} == {"library"}
+    assert any(problem.ordered for problem in problems)
 
 
 def test_one_size_alone_needs_no_kernel_for_others() -> None:
