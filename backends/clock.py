@@ -68,15 +68,18 @@ class EventStopwatch:
         self, start: Any, end: Any, passed: Callable[[Any], bool], milliseconds: Callable[[Any, Any], float]
     ) -> None:
         self._start, self._end, self._passed, self._milliseconds = start, end, passed, milliseconds
+        self._stopped = False
 
     def start(self) -> None:
         self._start.record()
 
     def stop(self) -> None:
         self._end.record()
+        self._stopped = True
 
     def seconds(self) -> float | None:
-        return self._milliseconds(self._start, self._end) / 1e3 if self._passed(self._end) else None
+        over = self._stopped and self._passed(self._end)
+        return self._milliseconds(self._start, self._end) / 1e3 if over else None
 
 
 def gpu_times(

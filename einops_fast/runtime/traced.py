@@ -16,9 +16,10 @@ from einops_fast.planning.cost import is_integer
 from einops_fast.planning.notation import bind_sizes
 from einops_fast.planning.path import check_optimize
 from einops_fast.runtime.autocast import autocasts
-from einops_fast.runtime.precision import check_precision, traced_precision
+from einops_fast.runtime.blocks import traced_value
+from einops_fast.runtime.precision import check_precision
 from einops_fast.runtime.tracing import is_sharded, outside_of_graphs
-from einops_fast.runtime.tuning import traced_mode
+from einops_fast.runtime.tuning import current_mode
 
 __all__ = ["call_traced", "einsum_traced"]
 
@@ -82,7 +83,9 @@ def einsum_traced(
         if autocasts(arrays[0]):
             with torch.autocast(kind, enabled=False):
                 return einsum_traced(letters, arrays, None, optimize, autotune, precision)
-    mode, precision = traced_mode(autotune), traced_precision(precision)
+    # What a block in the same code says; `None` for what holds when the operator runs.
+    mode = traced_value("autotune") if autotune is None else current_mode(autotune)
+    precision = traced_value("precision") if precision is None else precision
     first, plain = arrays[0], (torch.Tensor, torch.nn.Parameter)
     ours = all(type(array) in plain and array.device == first.device for array in arrays)
     if ours and kind in _WITH_OPERATOR and not callable(optimize):
