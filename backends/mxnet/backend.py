@@ -47,24 +47,6 @@ class MxnetBackend(Backend):
         if _gpus() or any(type(each) is not mnp.ndarray for each in operands):
             return None
         own, deferred = [(each.shape, each.dtype) for each in operands], is_deferred()
-        if len(own) == 2:
-            (a_shape, a_dtype), (b_shape, b_dtype) = own
-
-            def like(others: Sequence[Any]) -> bool:
-                if len(others) != 2:
-                    return False
-                a, b = others
-                return (
-                    type(a) is type(b) is mnp.ndarray
-                    and a.shape == a_shape
-                    and b.shape == b_shape
-                    and a.dtype is a_dtype
-                    and b.dtype is b_dtype
-                    and is_deferred() is deferred
-                )
-
-            return like
-
         return lambda others: (
             all(type(each) is mnp.ndarray for each in others)
             and [(each.shape, each.dtype) for each in others] == own
