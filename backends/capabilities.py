@@ -10,12 +10,7 @@ Capability = tuple[int, int]
 
 
 class Span(NamedTuple):
-    """Compute capabilities from one on, and below another.
-
-    Example:
-        >>> HOPPER.has((9, 0)), HOPPER.has((12, 0))
-        (True, False)
-    """
+    """Compute capabilities from one on, and below another."""
 
     least: Capability
     below: Capability = (100, 0)

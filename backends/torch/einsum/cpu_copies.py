@@ -24,14 +24,7 @@ _MOST_THREADS = 8
 def contiguous(array: Any) -> Any:
     """``array.contiguous()``, in a part of the time where another axis becomes the fastest.
 
-    Args:
-        array: any tensor; what autograd or a transform has to see is left to torch, as are other devices.
-
-    Example:
-        >>> import torch
-        >>> from einops_fast.backends.torch.einsum.cpu_copies import contiguous
-        >>> contiguous(torch.ones(300, 300, 8).permute(2, 1, 0)).is_contiguous()
-        True
+    What autograd or a transform has to see is left to torch, as are other devices.
     """
     threads = min(torch.get_num_threads(), _MOST_THREADS)
     bits = _BITS.get(array.element_size())
@@ -43,7 +36,7 @@ def contiguous(array: Any) -> Any:
         or (array.requires_grad and torch.is_grad_enabled())
         or array.is_complex()
         or array.is_neg()
-        or _turned_by_torch(array)
+        or (array.dim() == 2 and array.stride() == (1, array.shape[0]))  # a matrix, which torch copies in blocks, too
     ):
         return array.contiguous()
     extents = block_extents(tuple(array.shape), array.stride(), array.element_size())
@@ -53,8 +46,3 @@ def contiguous(array: Any) -> Any:
     target, source = (each.detach().view(bits).numpy() for each in (result, array))
     copy_in_blocks(target, source, extents, threads)
     return result
-
-
-def _turned_by_torch(array: Any) -> bool:
-    """Whether it's a whole matrix that lies transposed: torch copies such in blocks, too."""
-    return bool(array.dim() == 2 and array.stride() == (1, array.shape[0]))
