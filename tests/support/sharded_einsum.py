@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 import torch
-from ranks import Traffic, placed, same, spelled
+from ranks import Traffic, agree, placed, randoms, same, spelled
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
@@ -102,31 +102,14 @@ ON_TWO_BY_TWO: list[tuple[str, str, str, str, dict[str, int]]] = [
 ]
 
 
-def check(mesh: Any, equation: str, shapes: str, given: str, result: str | None, collectives: dict[str, int]) -> None:
-    """One call, its gradients, and the same again by the plan that was kept."""
+def check(mesh: Any, equation: str, shapes: str, given: str, *expected: Any) -> None:
+    """One call and its gradients: as on one device, and as torch's."""
     inputs = equation.partition("->")[0]
     sizes = {name: size for name, size in (("h", 4), ("g", 3)) if "(" in inputs and name in inputs}
-    values = [
-        torch.randn([*map(int, shape.split())], dtype=torch.float64).requires_grad_() for shape in shapes.split(",")
-    ]
-    texts = [each.strip() for each in given.split(",")]
-    wanted = fast_einsum(equation, *values, **sizes)
+    values = randoms(shapes)
     if composition(equation) is None and "batch" not in equation:
-        same(wanted, torch.einsum(equation, *values))
-    weight = torch.randn_like(wanted)
-    gradients = torch.autograd.grad((wanted * weight).sum(), values)
-    for _ in range(2):
-        arrays = [placed(value, mesh, text) for value, text in zip(values, texts, strict=True)]
-        with Traffic() as traffic:
-            found = fast_einsum(equation, *arrays, **sizes)
-        assert found.shape == wanted.shape
-        if result is not None:
-            assert (spelled(found), traffic.calls) == (result, collectives), (spelled(found), traffic.calls)
-        same(found, wanted.detach())
-        (found.full_tensor() * weight).sum().backward()
-        for array, text, gradient in zip(arrays, texts, gradients, strict=True):
-            assert spelled(array.grad) == text.replace("p", "r")
-            same(array.grad, gradient)
+        same(fast_einsum(equation, *values), torch.einsum(equation, *values))
+    agree(mesh, lambda *arrays: fast_einsum(equation, *arrays, **sizes), values, given, *expected)
 
 
 def check_any(mesh: Any, seed: int) -> None:
@@ -141,7 +124,7 @@ def check_any(mesh: Any, seed: int) -> None:
         "".join(chance.choice([*map(str, range(len(term))), "r", "p"]) for _ in range(mesh.ndim)) for term in terms
     )
     try:
-        check(mesh, f"{','.join(terms)}->{output}", shapes, given, None, {})
+        check(mesh, f"{','.join(terms)}->{output}", shapes, given)
     except Exception as error:
         raise AssertionError(f"{','.join(terms)}->{output} of {shapes} at {given}") from error
 
@@ -217,11 +200,7 @@ def check_bytes(mesh: Any) -> None:
         ("ij,jk->ik", "64 8, 8 4", "0, 0"), ("ij,jk->ik", "4 8, 8 64", "0, 1"),
         ("bij,bjk->bik", "4 8 4, 4 4 3", "0, 1"),
     ]:  # fmt: skip
-        texts = given.split(", ")
-        arrays = [
-            placed(torch.randn([*map(int, shape.split())]), mesh, text)
-            for shape, text in zip(shapes.split(","), texts, strict=True)
-        ]
+        arrays = [placed(each, mesh, text) for each, text in zip(randoms(shapes), given.split(", "), strict=True)]
         with Traffic() as ours, CommDebugMode() as by_torch:
             fast_einsum(equation, *arrays)
         assert by_torch.get_total_counts() == sum(ours.calls.values())
@@ -299,9 +278,8 @@ def cases(four: Any, square: Any) -> dict[str, Callable[[], None]]:
     """All, by name."""
     found: dict[str, Callable[[], None]] = {}
     for mesh, table in ((four, ON_FOUR), (square, ON_TWO_BY_TWO)):
-        for equation, shapes, given, result, collectives in table:
-            run = partial(check, mesh, equation, shapes, given, result, collectives)
-            found[f"einsum {equation} of {shapes} at {given}"] = run
+        for case in table:
+            found[f"einsum {case[0]} of {case[1]} at {case[2]}"] = partial(check, mesh, *case)
     found["options of einsum"] = partial(check_options, four)
     found["errors of einsum"] = partial(check_errors, four, square)
     found["explain"] = partial(check_explanation, square)
