@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from einops_fast.backends.base import Backend, Run
+from einops_fast.backends.base import Backend, Run, as_is
 from einops_fast.backends.blocked_copies import LEAST
 from einops_fast.backends.torch.einsum.cpu_copies import contiguous
 from einops_fast.backends.torch.einsum.pieces import recorded_in_pieces
@@ -43,7 +43,7 @@ class TorchSteps(Backend):
         shape = _one_by_one(how.shape)
         if how.moves:
             return lambda a: contiguous(permuted(a)).view(*shape)
-        return (lambda a: a.reshape(*shape)) if permuted is _same else lambda a: permuted(a).reshape(*shape)
+        return (lambda a: a.reshape(*shape)) if permuted is as_is else lambda a: permuted(a).reshape(*shape)
 
     def cast(self, step: Cast) -> Run:
         dtype = getattr(torch, step.dtype)
@@ -130,7 +130,7 @@ class TorchSteps(Backend):
         shape = step.shape
         if step.buffer is None:
             if shape == (*step.batch, step.m, step.n):
-                return product if left is right is _same else lambda a, b: product(left(a), right(b))
+                return product if left is right is as_is else lambda a, b: product(left(a), right(b))
             sizes = _one_by_one(shape)
             return lambda a, b: product(left(a), right(b)).view(*sizes)
         view = self.arrange(step.buffer)
@@ -232,7 +232,7 @@ def _with_batch(arranged: Run, how: Arrange, batch: int) -> Run:
 def _permuting(perm: tuple[int, ...] | None) -> Run:
     """Brings the axes into another order."""
     if perm is None:
-        return _same
+        return as_is
     *others, rows, columns = range(max(len(perm), 2))
     if perm == (*others, columns, rows):
         return lambda a: a.mT  # the same in less time
@@ -243,7 +243,3 @@ def _permuting(perm: tuple[int, ...] | None) -> Run:
 def _one_by_one(numbers: tuple[int, ...]) -> tuple[Any, ...]:
     """What to give to a tensor's ``permute``, ``view`` or ``reshape``: torch takes less time to read no tuple."""
     return numbers or ((),)
-
-
-def _same(a: Any) -> Any:
-    return a
