@@ -58,6 +58,27 @@ def run_ranks(world: int, store: str, cases: Callable[[], dict[str, Callable[[],
         os._exit(failed > 0)
 
 
+def has_llama() -> bool:
+    """Whether transformers is there, in a version whose modules ours replace; imports it."""
+    try:
+        import transformers
+    except ImportError:
+        return False
+    return int(transformers.__version__.partition(".")[0]) >= 5
+
+
+def small_llama() -> Any:
+    """transformers' own, the same on every rank."""
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=16,
+    )  # fmt: skip
+    return transformers.LlamaForCausalLM(config)
+
+
 def placements(text: str) -> list[Any]:
     """A digit for an axis that is sharded, ``r`` for replicas, ``p`` for sums that are pending; for each dimension."""
     known = {"r": Replicate(), "p": Partial()}

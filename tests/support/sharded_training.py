@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from ranks import agree, placed, randoms, run_ranks, same
+from ranks import agree, has_llama, placed, randoms, run_ranks, same, small_llama
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -14,18 +14,6 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from einops_fast import attention, fast_einsum, nn, ops
 
 STEPS = 3
-
-
-def llama() -> Any:
-    """transformers' own, the same on every rank."""
-    import transformers
-
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=16,
-    )  # fmt: skip
-    return transformers.LlamaForCausalLM(config)
 
 
 def losses(model: Any, rows: slice = slice(None)) -> list[float]:
@@ -54,9 +42,9 @@ def in_parallel(model: Any, mesh: Any) -> Any:
 
 def check_llama(mesh: Any, rank: int, how: str) -> None:
     """The losses of one device without ours, with ours put in before or after the model is split."""
-    wanted = losses(llama())
+    wanted = losses(small_llama())
     for first in (True, False):
-        model = llama()
+        model = small_llama()
         if first:
             nn.optimize(model)
         if how == "fsdp":
@@ -118,15 +106,7 @@ def cases() -> dict[str, Callable[[], None]]:
     return found | {f"compiled by {each}": partial(check_compiled, mesh, each) for each in ("aot_eager",)}
 
 
-def has_llama() -> bool:
-    try:
-        import transformers
-    except ImportError:
-        return False
-    return int(transformers.__version__.partition(".")[0]) >= 5
-
-
 if __name__ == "__main__":
     if has_llama():
-        llama()  # imports it once
+        small_llama()  # imports it once
     run_ranks(2, sys.argv[1], cases)

@@ -16,7 +16,7 @@ assert torch.distributed.is_available()
 
 def test_calls_on_dtensors_are_those_on_one_device(tmp_path: Path) -> None:
     done = run_python(SUPPORT / "sharded_calls.py", tmp_path / "store", path=[SUPPORT])
-    assert done.stdout.count("is right") > 190
+    assert done.stdout.count("is right") > 160
 
 
 def test_models_train_as_on_one_device_and_compiled_calls_are_right(tmp_path: Path) -> None:
