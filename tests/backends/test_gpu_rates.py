@@ -124,6 +124,8 @@ def test_rates_are_kept_for_the_next_process() -> None:
     assert recall_rates("NVIDIA H100") is None
     assert gpu_ceilings("NVIDIA H200") is known  # choices of this process don't flip
     gpus._ceilings_of.cache_clear()  # as in another process
+    with autotune("reproducible"):  # all processes have the table
+        assert gpu_ceilings("NVIDIA H200") == known
     found = gpu_ceilings("NVIDIA H200")
     assert (found.bandwidth, found.units, found.call) == pytest.approx((3e12, 100, 2e-6))
     # It wasn't measured.
@@ -180,16 +182,13 @@ def test_a_thread_leaves_a_busy_device_alone(monkeypatch: pytest.MonkeyPatch) ->
     assert not bench.slices
     gpu_rates._begun.clear()
     bench.is_idle, bench.alone = True, lambda: False
+    with monkeypatch.context() as forked:
+        forked.setattr(background, "_forked", True)
+        _threads(forked, bench)
+    assert not bench.slices
     _threads(monkeypatch, bench)
     assert sum(_spent(bench)) <= MOST
     assert recall_rates(bench.name) is None
-
-
-def test_a_forked_process_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background, "_forked", True)
-    bench = FakeBench()
-    _threads(monkeypatch, bench)
-    assert not bench.slices
 
 
 def test_the_command_says_what_is_measured_and_what_is_assumed(
@@ -279,14 +278,3 @@ def test_a_thread_measures_beside_captured_graphs(monkeypatch: pytest.MonkeyPatc
         graph.replay()
         torch.cuda.synchronize()
     torch.testing.assert_close(found, torch.mm(x, x))
-
-
-def test_reproducible_calls_take_the_table_which_each_process_has() -> None:
-    known = gpu_ceilings("NVIDIA H200")
-    rates = measured_rates(FakeBench())
-    assert rates is not None
-    keep_rates("NVIDIA H200", rates)
-    gpus._ceilings_of.cache_clear()  # as in another process
-    with autotune("reproducible"):
-        assert gpu_ceilings("NVIDIA H200") == known
-    assert gpu_ceilings("NVIDIA H200") != known

@@ -3,20 +3,12 @@
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
-from mxnet_equations import EQUATIONS, RTOL, check, gradients, numbers, shapes_of
-from optional_mxnet import mxnet_or_skip
+from mxnet_equations import EQUATIONS, RTOL, autograd, check, gradients, mnp, mxnet, numbers, shapes_of
 
 from einops_fast import OperandError, fast_einsum
 from einops_fast.backends import get_backend
 from einops_fast.planning.steps import Arrange
-
-Array = npt.NDArray[Any]
-
-mxnet = mxnet_or_skip()
-autograd, gluon, mnp, npx = mxnet.autograd, mxnet.gluon, mxnet.np, mxnet.npx
-backend: Any = get_backend("mxnet")
 
 # ---- values
 
@@ -86,7 +78,7 @@ def test_sums_and_products_of_small_and_large_arrays(case: Any, dtype: str) -> N
 
 def test_reshape_shares_memory() -> None:
     a = mnp.zeros((2, 3))
-    backend.arrange(Arrange(None, (3, 2)))(a)[...] = 1
+    get_backend("mxnet").arrange(Arrange(None, (3, 2)))(a)[...] = 1
     assert a.asnumpy().sum() == 6
 
 

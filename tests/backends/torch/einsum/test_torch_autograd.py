@@ -46,13 +46,6 @@ def check_gradients(equation: str, operands: Sequence[Any]) -> None:
     torch.testing.assert_close(gradients(fast_einsum, equation, operands), gradients(torch.einsum, equation, operands))
 
 
-@pytest.mark.parametrize("equation", EQUATIONS)
-def test_gradient_of_an_expanded_operand(equation: str, device: str) -> None:
-    """It has a gradient of its own for every one of the elements that share their memory."""
-    operands = [each[:1].expand(each.shape).requires_grad_() for each in tensors(equation, device)]
-    check_gradients(equation, operands)
-
-
 @pytest.mark.parametrize("equation", ["ij,jk->ik", "bij,bjk->ibk", "ij,jk,kl->il"])
 def test_gradient_is_kept_where_it_is_wanted(equation: str) -> None:
     """Also when a plan for operands without gradients is cached already."""
@@ -172,10 +165,11 @@ def test_derivatives(equation: str, dtype: str, device: str) -> None:
     assert gradgradcheck(partial(fast_einsum, equation), operands, fast_mode=True)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", [*LAYOUTS.values(), lambda x: x[:1].expand(x.shape)], ids=[*LAYOUTS, "expanded"])
 @pytest.mark.parametrize("equation", ["ij,jk->ik", "bij,bkj->ikb", "bind,bjnd->bnij", "aij,ajk,kl->ail"])
-def test_gradients_of_any_layout(equation: str, layout: str, device: str) -> None:
-    check_gradients(equation, [LAYOUTS[layout](each).requires_grad_() for each in tensors(equation, device, **LARGE)])
+def test_gradients_of_any_layout(equation: str, layout: Any, device: str) -> None:
+    """Of an expanded operand, too: each of the elements that share their memory has one of its own."""
+    check_gradients(equation, [layout(each).requires_grad_() for each in tensors(equation, device, **LARGE)])
 
 
 @pytest.mark.parametrize("equation", ["ij,jk->ik", "bij,bjk->ibk", "bij,bij->bi", "i,j->ij", "ij,jk,kl->il"])
