@@ -13,7 +13,7 @@ import pytest
 from einops_fast import autotune, cli
 from einops_fast.backends import gpu_rates, gpus
 from einops_fast.backends.gpu_driver import GpuProperties
-from einops_fast.backends.gpu_rates import AHEAD, LONGEST, MOST, Bench, Slice, keep_rates, measured_rates, recall_rates
+from einops_fast.backends.gpu_rates import AHEAD, LONGEST, MOST, Slice, keep_rates, measured_rates, recall_rates
 from einops_fast.backends.gpus import gpu_ceilings, told_rates
 from einops_fast.runtime import background
 
@@ -21,7 +21,7 @@ LAPTOP = GpuProperties("GPU of a laptop", (8, 9), 20, 1.2e9, 3e9, 128, 24 << 20)
 FAST = GpuProperties("GPU to come", (11, 0), 160, 2.0e9, 4e9, 8192, 128 << 20)
 
 
-class FakeBench(Bench):
+class FakeBench:
     """A device that takes as long as its rates say; other work makes some slices longer."""
 
     def __init__(self, name: str = "a GPU", bandwidth: float = 3e12, half: float = 7e14, double: float = 5e13) -> None:
@@ -40,13 +40,13 @@ class FakeBench(Bench):
     def opened(self) -> Any:
         return nullcontext()
 
-    def copy(self) -> float:  # type: ignore[override]
+    def copy(self) -> float:
         return self.copied / self.bandwidth
 
     def product(self, dtype: str, extent: int) -> Callable[[], float] | None:
         return (lambda: 2 * extent**3 / self.rates[dtype]) if extent < 4096 or dtype != "float64" else None
 
-    def short(self) -> float:  # type: ignore[override]
+    def short(self) -> float:
         return 2e-6
 
     def slice(self, run: Callable[[], Any], times: int) -> Slice:
@@ -153,7 +153,7 @@ def test_a_device_that_is_not_known_counts_as_the_nearest(devices: None) -> None
     assert told_rates("of which the driver knows nothing").rates == told_rates("A100").rates
 
 
-def _threads(monkeypatch: pytest.MonkeyPatch, bench: Bench) -> None:
+def _threads(monkeypatch: pytest.MonkeyPatch, bench: Any) -> None:
     monkeypatch.setattr(gpu_rates, "_START", 0.0)
     monkeypatch.setattr(gpu_rates, "_PAUSE", 0.0)
     monkeypatch.setattr(gpu_rates, "_PATIENCE", 0.0)
