@@ -11,10 +11,9 @@ from typing import Any
 import torch
 
 from einops_fast.backends.base import Backend, Run, as_is
-from einops_fast.backends.blocked_copies import LEAST
-from einops_fast.backends.torch.einsum.cpu_copies import contiguous
+from einops_fast.backends.blocked_copies import LEAST, block_extents, copy_in_blocks
 from einops_fast.backends.torch.einsum.pieces import recorded_in_pieces
-from einops_fast.backends.torch.types import HALVES, unrecorded
+from einops_fast.backends.torch.types import HALVES, may_read_values, unrecorded
 from einops_fast.planning.steps import Arrange, Cast, Diagonal, Gemm, Multiply, Select, Sum, View
 from einops_fast.planning.target import Operand
 
@@ -23,6 +22,15 @@ __all__ = ["TorchSteps", "stacked_product", "without_onednn"]
 
 _COLUMNS = 64
 """Columns of a matrix that lies transposed, up to which a copy reads all of them side by side."""
+
+_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""What stands for elements of so many bytes: NumPy has no bfloat16, and nothing is computed."""
+
+_SHARED = 1 << 21
+"""Elements from which on threads are worth starting; of fewer, all threads copy as torch does."""
+
+_MOST_THREADS = 8
+"""More don't copy faster, since all of them take the interpreter's lock between two blocks."""
 
 
 class TorchSteps(Backend):
@@ -34,7 +42,7 @@ class TorchSteps(Backend):
             # Torch transposes a whole matrix with one thread, in square blocks; a stack of them it copies as it lies.
             return array.unsqueeze(0).contiguous().squeeze(0)
         # Smaller ones aren't worth a look.
-        return contiguous(array) if array.numel() >= LEAST else array.contiguous()
+        return _in_c_order(array) if array.numel() >= LEAST else array.contiguous()
 
     def arrange(self, how: Arrange) -> Run:
         permuted, contiguous = _permuting(how.perm), self.contiguous
@@ -155,6 +163,33 @@ class TorchSteps(Backend):
     def _matrices(self, how: Arrange, transpose: bool) -> Run:
         arranged = self.arrange(how)
         return (lambda a: arranged(a).mT) if transpose else arranged
+
+
+def _in_c_order(array: Any) -> Any:
+    """``array.contiguous()``, through NumPy in blocks where another axis becomes the fastest: see `blocked_copies`.
+
+    What autograd or a transform has to see is left to torch, as are other devices.
+    """
+    threads = min(torch.get_num_threads(), _MOST_THREADS)
+    bits = _BITS.get(array.element_size())
+    if (
+        (threads > 1 and array.numel() < _SHARED)
+        or bits is None
+        or not may_read_values(array)
+        or array.layout is not torch.strided
+        or (array.requires_grad and torch.is_grad_enabled())
+        or array.is_complex()
+        or array.is_neg()
+        or (array.dim() == 2 and array.stride() == (1, array.shape[0]))  # a matrix, which torch copies in blocks, too
+    ):
+        return array.contiguous()
+    extents = block_extents(tuple(array.shape), array.stride(), array.element_size())
+    if extents is None:
+        return array.contiguous()
+    result = array.new_empty(array.shape)
+    target, source = (each.detach().view(bits).numpy() for each in (result, array))
+    copy_in_blocks(target, source, extents, threads)
+    return result
 
 
 _LONG = 48
