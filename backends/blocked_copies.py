@@ -15,8 +15,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["LEAST", "block_extents", "copy_in_blocks"]
-
 LEAST = 1 << 18
 """Elements from which on it pays."""
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["CLUSTERS", "EARLY", "FLASH_4", "GENERATIONS", "HOPPER", "KERNELS", "PATHS", "Span", "shared_memory"]
-
 Capability = tuple[int, int]
 
 

@@ -10,8 +10,6 @@ from typing import Any
 from einops_fast.backends.memory import Memory
 from einops_fast.runtime.measuring import Run
 
-__all__ = ["DeviceClock", "EventStopwatch", "gpu_times"]
-
 _SETTLING = 0.15
 """Seconds after which the clock of a device at work has fallen as far as it does, about."""
 

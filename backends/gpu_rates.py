@@ -25,11 +25,6 @@ from einops_fast.runtime import background, disk_cache
 if TYPE_CHECKING:
     from einops_fast.backends.torch.rates import TorchBench
 
-__all__ = [
-    "AHEAD", "LONGEST", "MEASURED_DTYPES", "MOST", "Rates", "Slice", "keep_rates", "measure_behind", "measured_rates",
-    "recall_rates",
-]  # fmt: skip
-
 MEASURED_DTYPES = ("bfloat16", "float16", "tf32", "float32", "float64")
 """Of matrix products; ``'tf32'`` is float32 by tensor cores."""
 

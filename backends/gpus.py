@@ -12,8 +12,6 @@ from einops_fast.backends.gpu_rates import MEASURED_DTYPES, Rates, recall_rates
 from einops_fast.planning.cost import Ceilings
 from einops_fast.runtime.tuning import is_reproducible
 
-__all__ = ["Told", "gpu_ceilings", "told_rates"]
-
 # What the driver says of a device, and as measured by hand: bytes per second of a copy, and FLOP/s of products in
 # bfloat16 and float16, in float32, and in float64.
 _GPUS = (

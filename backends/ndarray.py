@@ -12,8 +12,6 @@ from einops_fast.patching.function_body import private_copy
 from einops_fast.planning.steps import Arrange, Cast, Diagonal, Gemm, Multiply, Sum, View
 from einops_fast.planning.target import Numerics, Operand
 
-__all__ = ["NdarrayBackend"]
-
 _GEMM_KINDS = {"float32", "float64", "complex64", "complex128"}
 
 

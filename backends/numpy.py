@@ -25,8 +25,6 @@ from einops_fast.planning.steps import Cast, Gemm, Multiply, Native, Step, Sum
 from einops_fast.planning.target import Numerics, Target
 from einops_fast.runtime.tuning import is_reproducible
 
-__all__ = ["NumpyBackend"]
-
 # Before version 2, a scalar has the smallest dtype that holds its value.
 _VALUES_PROMOTE = np.result_type(np.float64(0), np.zeros(1, "float32")) == np.float32
 

@@ -23,8 +23,6 @@ from einops_fast.planning.layout import contiguous_strides
 from einops_fast.planning.steps import Arrange, Cast, Contraction, Diagonal, Gemm, Multiply, Sum, View
 from einops_fast.planning.target import Numerics, Operand, Target
 
-__all__ = ["MxnetBackend"]
-
 mxnet = import_mxnet()
 mnp, npx = mxnet.np, mxnet.npx
 

@@ -19,8 +19,6 @@ import numpy as np
 from einops_fast.backends.mxnet.importing import import_mxnet
 from einops_fast.patching.function_body import private_copy
 
-__all__ = ["is_deferred", "multiply", "native_einsum", "reshape", "sum_over"]
-
 mxnet = import_mxnet()
 mnp, npx, base = mxnet.np, mxnet.npx, mxnet.base
 is_deferred: Callable[[], bool] = mxnet._deferred_compute.is_deferred_compute

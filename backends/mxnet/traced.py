@@ -16,8 +16,6 @@ import numpy as np
 from einops_fast.backends.mxnet.importing import import_mxnet
 from einops_fast.backends.mxnet.ops import ONEDNN_AXES, native_einsum, sum_over
 
-__all__ = ["contract_any_size", "merge_axes", "split_axes"]
-
 mxnet = import_mxnet()
 mnp, npx = mxnet.np, mxnet.npx
 

@@ -18,8 +18,6 @@ from einops_fast.dtypes import dtype_name
 from einops_fast.planning.layout import reach
 from einops_fast.runtime.tuning import is_reproducible
 
-__all__ = ["TorchMemory", "new_here"]
-
 New = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor]
 """Makes a tensor of a shape, strides and a dtype with nothing in it."""
 

@@ -22,19 +22,6 @@ from einops_fast.planning.layout import VECTOR
 from einops_fast.runtime.autocast import autocasts
 from einops_fast.runtime.tuning import autotune, unchecked_mode
 
-__all__ = [
-    "MEMORY",
-    "Layout",
-    "Operator",
-    "autocasted",
-    "by_kernel",
-    "dtype_name",
-    "is_aligned",
-    "new_tensors",
-    "on_gpu",
-    "result_dtype",
-]
-
 MEMORY = TorchMemory()
 
 Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]

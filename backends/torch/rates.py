@@ -15,8 +15,6 @@ from einops_fast.backends.gpu_rates import AHEAD, Slice, keep_rates, measure_beh
 from einops_fast.backends.torch.backend import fp32_precision
 from einops_fast.backends.torch.memory import TorchMemory
 
-__all__ = ["TorchBench", "measure_now", "measure_when_idle"]
-
 _cuda: Any = torch.cuda
 
 _SMALLEST, _LARGEST = 64 << 20, 512 << 20

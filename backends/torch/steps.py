@@ -17,9 +17,6 @@ from einops_fast.backends.torch.types import HALVES, may_read_values, unrecorded
 from einops_fast.planning.steps import Arrange, Cast, Diagonal, Gemm, Multiply, Select, Sum, View
 from einops_fast.planning.target import Operand
 
-__all__ = ["TorchSteps", "stacked_product", "without_onednn"]
-
-
 _COLUMNS = 64
 """Columns of a matrix that lies transposed, up to which a copy reads all of them side by side."""
 

@@ -16,8 +16,6 @@ from einops_fast.backends.triton.contraction.candidates import kernel_candidates
 from einops_fast.backends.triton.contraction.library import LibraryCalls
 from einops_fast.planning.steps import Fused, Gemm, Loop
 
-__all__ = ["CopyingByKernel", "TurningSingles", "has_single", "other_libraries"]
-
 
 def other_libraries(step: Fused) -> list[LibraryCalls]:
     """The ways besides those of :class:`TorchBackend`."""

@@ -17,8 +17,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["sum_by_lines"]
-
 _WIDTHS = {torch.float32: 16, torch.float64: 24}
 """Extent of a piece: whole lines of 64 bytes, and as many elements as kernels of products make at a time.
 

@@ -28,8 +28,6 @@ from einops_fast.planning.notation import Subscripts, bind_sizes, parse
 from einops_fast.runtime.autocast import autocasts
 from einops_fast.runtime.precision import allowed
 
-__all__ = ["einsum", "in_product_order"]
-
 _NAME = "einops_fast::einsum"
 
 torch.library.define(

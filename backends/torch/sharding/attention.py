@@ -16,8 +16,6 @@ from einops_fast.backends.torch.sharding.local import locally, share
 from einops_fast.backends.torch.sharding.placing import ANY, Placing, place, sizes_of
 from einops_fast.errors import OperandError
 
-__all__ = ["attend_sharded"]
-
 _PLACES_COUNT = "alibi_slopes", "cu_seqlens_q", "cache_seqlens"
 """Arrays that say something about positions in the whole sequence, which a share of the queries doesn't begin with."""
 

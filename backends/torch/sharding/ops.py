@@ -19,8 +19,6 @@ from einops_fast.backends.torch.sharding.placing import ANY, Placing, place, siz
 from einops_fast.ops.dispatch import computed
 from einops_fast.runtime.tiers import Run
 
-__all__ = ["FUNCTIONS"]
-
 _RESULT = "Z"
 """The label of the features that a linear layer makes."""
 

@@ -11,8 +11,6 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 from einops_fast.errors import OperandError
 
-__all__ = ["ANY", "Placing", "place", "sizes_of"]
-
 ANY = " "
 """Stands in a term for an axis that has no label: it is whole on each rank."""
 
