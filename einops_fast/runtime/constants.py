@@ -82,11 +82,8 @@ def cheapest_folding(plan: Plan, constants: Collection[int], optimize: Any, room
         candidates.append(_connected(subscripts.inputs, constants))
     best, seconds = None, plan.seconds
     for groups in candidates:
-        rest = _fold(subscripts, groups, explicit or ())
-        if rest is None:
-            continue
-        folding = Folding(rest, optimize if explicit is None else rest.path)
-        predicted = _seconds(folding, plan, room)
+        folding = _fold(subscripts, groups, explicit, optimize)
+        predicted = inf if folding is None else _seconds(folding, plan, room)
         if predicted < seconds:
             best, seconds = folding, predicted
     return best
@@ -122,8 +119,8 @@ def _connected(inputs: Sequence[str], constants: Collection[int]) -> Groups:
     return sorted(tuple(sorted(group)) for group in groups)
 
 
-def _fold(subscripts: Subscripts, groups: Groups, path: Path) -> Rest | None:
-    """Return what is left beside these groups; one operand is a group if it has an axis that nothing else needs."""
+def _fold(subscripts: Subscripts, groups: Groups, path: Path | None, optimize: Any) -> Folding | None:
+    """Return the folding of these groups; of those of one operand, if it has an axis that nothing else needs."""
     inputs = subscripts.inputs
 
     def shrinks(at: int) -> bool:
@@ -131,7 +128,10 @@ def _fold(subscripts: Subscripts, groups: Groups, path: Path) -> Rest | None:
         return len(needed & set(inputs[at])) < len(inputs[at])
 
     groups = [group for group in groups if len(group) > 1 or shrinks(group[0])]
-    return without_parts(subscripts, path, groups) if groups else None
+    if not groups:
+        return None
+    rest = without_parts(subscripts, path or (), groups)
+    return Folding(rest, optimize if path is None else rest.path)
 
 
 def _seconds(folding: Folding, plan: Plan, room: int | None) -> float:
