@@ -173,8 +173,8 @@ class Backend(ABC):
         """Elements that an intermediate may have on the operands' device; ``None`` if that isn't known."""
         return None
 
-    def sums_of(self, part: Any, shape: tuple[int, ...], *, wide: bool) -> Any:
-        """Return zeros like ``part``, of another shape; if ``wide``, of float32 where ``part`` is of halves."""
+    def sums_of(self, part: Any, shape: tuple[int, ...]) -> Any:
+        """Return zeros like ``part``, of another shape."""
         raise NotImplementedError
 
     def in_pieces(self, run: Run, operands: Sequence[Any]) -> Run:

@@ -54,8 +54,8 @@ class NdarrayBackend(Backend):
     def native(self, equation: str, operands: Sequence[Any], **options: Any) -> Any:
         return self.einsum(equation, *operands, **options)
 
-    def sums_of(self, part: Any, shape: tuple[int, ...], *, wide: bool) -> Any:
-        return self.xp.zeros(shape, self.xp.float32 if wide and part.dtype == self.xp.float16 else part.dtype)
+    def sums_of(self, part: Any, shape: tuple[int, ...]) -> Any:
+        return self.xp.zeros(shape, part.dtype)
 
     def in_pieces(self, run: Run, operands: Sequence[Any]) -> Run:
         return run

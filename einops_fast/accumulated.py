@@ -16,11 +16,7 @@ __all__ = ["accumulated"]
 
 
 def accumulated(beta: Any, operands: Sequence[Any], out: Any, sizes: Mapping[str, Any], options: dict[str, Any]) -> Any:
-    """Return ``out`` with ``beta`` times itself and the result in it.
-
-    Args:
-        beta, operands, out, sizes: as for :func:`einops_fast.fast_einsum`.
-        options: its other arguments.
+    """Return ``out`` with ``beta`` times itself and the result of a call of these options in it.
 
     Raises:
         OperandError: there is no ``out``, or the sum isn't one that it can hold.

@@ -37,9 +37,6 @@ def chunked_einsum(call: Call, out: Any, dtype: Any, order: str, casting: Any, o
 
     The order of a result in memory is that of its blocks, and up to them.
 
-    Args:
-        call, out, dtype, order, casting, optimize: see :func:`einops_fast.fast_einsum`.
-
     Raises:
         OperandError: ``out`` is given, sizes aren't known, or an operand isn't converted by ``casting``.
     """

@@ -37,7 +37,7 @@ from einops_fast.runtime.traced import call_traced
 from einops_fast.runtime.tuning import is_reproducible
 from einops_fast.vocabulary import no_argument
 
-__all__ = ["fast_einsum", "plan_arguments", "plan_call", "result_at_once", "with_sizes"]
+__all__ = ["compile_call", "fast_einsum", "plan_arguments", "plan_call", "result_at_once", "with_sizes"]
 
 
 @overload
@@ -122,20 +122,10 @@ def fast_einsum(
         >>> fast_einsum('b i (h d), b j (h d) -> b h i j', np.ones((2, 5, 12)), np.ones((2, 6, 12)), h=3).shape
         (2, 3, 5, 6)
     """
-    if beta or memory_limit is not None:
+    if beta or memory_limit is not None or sizes or tracing.is_compiling() or limit_now():
         options = {"dtype": dtype, "order": order, "casting": casting, "optimize": optimize}
-        if beta:
-            options |= {"autotune": autotune, "precision": precision, "memory_limit": memory_limit}
-            return _imported("accumulated.accumulated", beta, operands, out, sizes, options)
-        return _imported("limited.einsum_within", memory_limit, operands, sizes, out, options, autotune, precision)
-    if sizes or (tracing.is_compiling() and operands and composition(operands[0]) is not None):
-        options = {"order": order, "casting": casting, "optimize": optimize}
-        return with_sizes(operands, sizes, out, dtype=dtype, autotune=autotune, precision=precision, **options)
-    if tracing.is_compiling():
-        return call_traced(operands, out, dtype, order, casting, optimize, autotune, precision)
-    if limit_now():
-        options = {"dtype": dtype, "order": order, "casting": casting, "optimize": optimize}
-        return _imported("limited.einsum_within", None, operands, sizes, out, options, autotune, precision)
+        options |= {"autotune": autotune, "precision": precision}
+        return _unusual(operands, out, sizes, beta, memory_limit, options)
     if (autotune is not None or precision is not None) and not settings_hold(autotune, precision):
         with settings(autotune, precision):
             return fast_einsum(*operands, out=out, dtype=dtype, order=order, casting=casting, optimize=optimize)
@@ -184,7 +174,7 @@ def fast_einsum(
                     backend = awake_types[type(arrays[0])]
                     run = compiled[question, backend.signature(arrays)]
                     if has_room(question, arrays):  # for the same plan again, as where one tensor comes twice
-                        _keep_alike(question, backend, arrays, run)
+                        remember_alike(question, backend.likeness(arrays), run, arrays)
             except (KeyError, IndexError, AttributeError, TypeError):
                 pass
             else:
@@ -198,7 +188,22 @@ def fast_einsum(
         except (MemoryError, RuntimeError) as error:
             failure = out_of_memory(error)
     options = {"dtype": dtype, "order": order, "casting": casting, "optimize": optimize}
-    return _imported("limited.answer", failure, operands, out, **options)
+    return _imported("limited.answer", failure, operands, out, options)
+
+
+def _unusual(
+    operands: Sequence[Any], out: Any, sizes: Mapping[str, int], beta: complex, memory_limit: Any,
+    options: dict[str, Any],
+) -> Any:  # fmt: skip
+    """Evaluate a call with ``beta``, sizes of axes or a memory limit, or in code that torch compiles."""
+    if beta:
+        options["memory_limit"] = memory_limit
+        return _imported("accumulated.accumulated", beta, operands, out, sizes, options)
+    if memory_limit is None and (sizes or (tracing.is_compiling() and operands and composition(operands[0]))):
+        return with_sizes(operands, sizes, out, **options)
+    if memory_limit is None and tracing.is_compiling():
+        return call_traced(operands, out, **options)
+    return _imported("limited.einsum_within", memory_limit, operands, sizes, out, options)
 
 
 def _imported(where: str, *arguments: Any, **options: Any) -> Any:
@@ -210,24 +215,23 @@ def _imported(where: str, *arguments: Any, **options: Any) -> Any:
 def _call(operands: Sequence[Any], out: Any, dtype: Any, order: str, casting: str, optimize: Any) -> Any:
     """The careful way: check everything, make the plan, remember it."""
     call, order = read_call(operands), read_options(order, casting)
+    options = {"dtype": dtype, "order": order, "casting": casting, "optimize": optimize}
     if composition(call.spelled) is not None:
-        return with_sizes(operands, {}, out, dtype=dtype, order=order, casting=casting, optimize=optimize)
+        return with_sizes(operands, {}, out, **options)
     arrays, backend = call.arrays, known_backend(call.arrays, out)
     if backend is None:
-        options = {"dtype": dtype, "order": order, "casting": casting, "optimize": optimize}
         if is_dispatched([*arrays, out]):
             return dispatch(call, out=out, **options)
         if is_handed_over(arrays):
             return hand_over(fast_einsum, arrays, operands, out=out, **options)
         backend, arrays = own_arrays(arrays, out)
     if backend.is_recording(arrays):
-        return call_traced(operands, out, dtype, order, casting, optimize, None, None)
+        return call_traced(operands, out, **options, autotune=None, precision=None)
     if out is not None and dtype is None:
-        dtype = backend.dtype_with(arrays, out)
+        dtype = options["dtype"] = backend.dtype_with(arrays, out)
     question: tuple[Hashable, ...] = hashable(call.spelled), order, casting, hashable(optimize)
-    if dtype is not None:
-        question = (*question, dtype)
-    usual = out is None and isinstance(optimize, str) and question[1:] == USUAL
+    question += () if dtype is None else (dtype,)
+    usual, keeps = out is None and isinstance(optimize, str) and question[1:] == USUAL, True
     try:
         # To tell what a plan depends on takes as long as all else of a first call.
         known = not usual or question in by_question
@@ -238,29 +242,21 @@ def _call(operands: Sequence[Any], out: Any, dtype: Any, order: str, casting: st
             result = result_at_once(question, subscripts, backend, arrays, as_given)
             if result is not None:
                 return result
-    except EinsumError:
-        raise
-    except RuntimeError:
-        backend.signature(arrays)  # refuses tensors of layouts that have no sizes
+    except RuntimeError as error:
+        if not isinstance(error, EinsumError):
+            backend.signature(arrays)  # refuses tensors of layouts that have no sizes
         raise
     except TypeError:  # symbolic sizes, or a label, dtype or optimizer that can't be hashed
-        run = _compile(call, backend, arrays, dtype, order, casting, optimize)
-    else:
-        if run is None:
-            key = question, backend.signature(arrays)
-            run = _compile(call, backend, arrays, dtype, order, casting, optimize)
-            remember(key, run)
+        run, keeps = None, False
+    if run is None:
+        run = compile_call(call.subscripts(tuple([len(array.shape) for array in arrays])), backend, arrays, options)
+        if keeps:
+            remember((question, backend.signature(arrays)), run)
             if dtype is None:
-                _keep_alike(question, backend, arrays, run)
+                remember_alike(question, backend.likeness(arrays), run, arrays)
             came_with(question)
     result = run(*arrays)
     return result if out is None else backend.finish(result, out, "K", casting)
-
-
-def _keep_alike(question: Hashable, backend: Backend, arrays: Sequence[Any], run: Callable[..., Any]) -> None:
-    like = backend.likeness(arrays)
-    if like is not None:
-        remember_alike(question, like, run, arrays)
 
 
 def with_sizes(operands: Sequence[Any], sizes: Mapping[str, int], out: Any, **options: Any) -> Any:
@@ -344,18 +340,21 @@ def result_at_once(
     return None
 
 
-def _compile(
-    call: Call, backend: Backend, arrays: Sequence[Any], dtype: Any, order: str, casting: str, optimize: Any
-) -> Callable[..., Any]:
-    """The plan as a callable that gives its result in the order asked for."""
-    subscripts = call.subscripts(tuple([len(array.shape) for array in arrays]))
-    if is_sliced(optimize):
-        run: Callable[..., Any] = _imported("limited.in_slices", subscripts, backend, arrays, dtype, casting, optimize)
+def compile_call(
+    subscripts: Subscripts, backend: Backend, arrays: Sequence[Any], options: dict[str, Any],
+    folded: Callable[..., Callable[..., Any]] | None = None,
+) -> Callable[..., Any]:  # fmt: skip
+    """Return what computes a call of these dtype, order, casting and optimize; ``folded`` makes more of its plan."""
+    order, casting = options["order"], options["casting"]
+    if is_sliced(options["optimize"]):
+        run: Callable[..., Any] = _imported("limited.in_slices", subscripts, backend, arrays, options)
     else:
-        own = backend.own_way(subscripts, arrays, dtype=dtype, casting=casting, optimize=optimize, order=order)
+        own = backend.own_way(subscripts, arrays, **options)
         if own is not None:
             return own
-        run = compile_plan(plan_call(subscripts, backend, arrays, dtype, casting, optimize, order), backend)
+        plan = plan_call(subscripts, backend, arrays, **options)
+        run = compile_plan(plan, backend)
+        run = run if folded is None else folded(plan, run)
     if order == "A":
         order = "F" if all(backend.inspect(array).fortran for array in arrays) else "C"
     return run if order == "K" else lambda *operands: backend.finish(run(*operands), None, order, casting)

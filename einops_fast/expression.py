@@ -4,33 +4,24 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Hashable, Sequence
+from functools import partial
 from operator import index
 from typing import Any, NoReturn
 
 from einops_fast.annotations import ArrayT, Autotune, Casting, Nested, Order, Precision
-from einops_fast.arguments import (
-    Call,
-    is_dispatched,
-    is_handed_over,
-    known_backend,
-    own_arrays,
-    read_call,
-    read_options,
-)
-from einops_fast.backends import Backend, get_backend
+from einops_fast.arguments import is_dispatched, is_handed_over, known_backend, own_arrays, read_call, read_options
+from einops_fast.backends import Backend
 from einops_fast.backends.base import Likeness
-from einops_fast.einsum import fast_einsum, plan_call, result_at_once
+from einops_fast.einsum import compile_call, fast_einsum, plan_call, result_at_once
 from einops_fast.errors import OperandError, ShapeError, out_of_memory, point_at
-from einops_fast.foreign import dispatch
-from einops_fast.planning.notation import Subscripts, bind_sizes, parse
-from einops_fast.planning.path import check_optimize, is_sliced
+from einops_fast.planning.notation import Subscripts, bind_sizes
+from einops_fast.planning.path import check_optimize
 from einops_fast.planning.plan import Plan, compile_plan
 from einops_fast.runtime.constants import cheapest_folding
 from einops_fast.runtime.limits import limit_now, read_bytes
 from einops_fast.runtime.new_shapes import USUAL
 from einops_fast.runtime.plan_cache import keeps_plans
 from einops_fast.runtime.settings import settings, settings_hold
-from einops_fast.runtime.traced import einsum_traced
 from einops_fast.runtime.tracing import is_tracing
 from einops_fast.vocabulary import no_argument
 
@@ -102,25 +93,18 @@ def contract_expression(
     check_optimize(optimize, len(given))
     with settings(autotune, precision):  # refuses what there isn't
         pass
-    values = list(given)
-    if positions:
-        held = [given[at] for at in positions]
-        arrays = held if is_dispatched(held) else own_arrays(held)[1]
-        for at, array in zip(positions, arrays, strict=True):
-            values[at] = array
-    shapes = tuple([_shape(value, at) for at, value in enumerate(values)])
+    held = [given[at] for at in positions]
+    arrays = held if not held or is_dispatched(held) else own_arrays(held)[1]
+    held_at = dict(zip(positions, arrays, strict=True))
+    shapes = tuple([_shape(held_at.get(at, value), at) for at, value in enumerate(given)])
     subscripts = call.subscripts(tuple(map(len, shapes)))
     bind_sizes(subscripts, shapes)
     return ContractExpression(
         subscripts,
         shapes,
-        {at: values[at] for at in positions},
-        dtype,
-        letter,
-        casting,
-        optimize,
-        autotune,
-        precision,
+        held_at,
+        {"dtype": dtype, "order": letter, "casting": casting, "optimize": optimize},
+        None if autotune is None and precision is None else (autotune, precision),
         None if memory_limit is None else read_bytes(memory_limit),
     )
 
@@ -143,21 +127,15 @@ class ContractExpression:
         subscripts: Subscripts,
         shapes: tuple[tuple[int, ...], ...],
         constants: dict[int, Any],
-        dtype: Any,
-        order: str,
-        casting: str,
-        optimize: Any,
-        autotune: Any = None,
-        precision: Any = None,
-        memory_limit: int | None = None,
+        options: dict[str, Any],
+        settings: tuple[Any, Any] | None,
+        memory_limit: int | None,
     ) -> None:
         self.equation = subscripts.text
         self.shapes = shapes
         self.constants = tuple(constants)
         self._subscripts, self._letters = subscripts, subscripts.equation
-        self._dtype, self._order, self._casting, self._optimize = dtype, order, casting, optimize
-        self._settings = None if autotune is precision is None else (autotune, precision)
-        self._limit = memory_limit
+        self._options, self._settings, self._limit = options, settings, memory_limit
         self._held = tuple(constants.values())
         self._takes = len(shapes) - len(constants)
         # Where each operand is when the arrays of a call are put after the constants.
@@ -199,7 +177,7 @@ class ContractExpression:
                     return run(*operands)
                 except (MemoryError, RuntimeError) as error:
                     failure = out_of_memory(error)
-                return _answer(failure, (self._letters, *operands), None, **self._options)
+                return self._answer(failure, operands, None)
         return self._call(operands, out)
 
     def __repr__(self) -> str:
@@ -211,12 +189,7 @@ class ContractExpression:
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle what the expression was made of: plans are made anew where it is loaded."""
         constants = dict(zip(self.constants, self._held, strict=True))
-        options = self._dtype, self._order, self._casting, self._optimize, *(self._settings or (None, None))
-        return type(self), (self._subscripts, self.shapes, constants, *options, self._limit)
-
-    @property
-    def _options(self) -> dict[str, Any]:
-        return {"dtype": self._dtype, "order": self._order, "casting": self._casting, "optimize": self._optimize}
+        return type(self), (self._subscripts, self.shapes, constants, self._options, self._settings, self._limit)
 
     def forget_plans(self) -> None:
         """Plan the next call anew; see :func:`einops_fast.runtime.plan_cache.clear_plans`."""
@@ -229,38 +202,35 @@ class ContractExpression:
         """The careful way: check everything, make the plan, remember it."""
         if len(operands) != len(self.shapes):
             self._reject_count(len(operands))
-        if is_tracing():
-            return self._call_traced(operands, out)
-        options = self._options
-        if self._limit is not None or limit_now() or is_sliced(self._optimize):
+        options, tracing = self._options, is_tracing()
+        if tracing or self._limit is not None or limit_now():
             self._check_shapes(operands)
-            return fast_einsum(self._letters, *operands, out=out, memory_limit=self._limit, **options)
+            return self._by_einsum(operands, out, None if tracing else self._limit)
         backend = known_backend(operands, out)
         if backend is None:
-            if is_dispatched([*operands, out]):
-                return dispatch(Call(operands, self._letters), out=out, **options)
-            if is_handed_over(operands):
+            if is_dispatched([*operands, out]) or is_handed_over(operands):
                 # A function has a name to be written down by, which an expression has not.
-                return fast_einsum(self._letters, *operands, out=out, **options)
+                return self._by_einsum(operands, out)
             backend, operands = own_arrays(operands, out)
-        if backend.is_recording(operands):
-            return self._call_traced(operands, out)
+        if backend.is_recording(operands):  # for other sizes, too
+            return self._by_einsum(operands, out)
         self._check_shapes(operands)
         signature = backend.signature(operands)
         found = self._runs.get(signature)
         if found is None:
-            question = self.equation, self._order, self._casting, self._optimize
-            usual = question[1:] == USUAL and self._dtype is None
+            question = self.equation, options["order"], options["casting"], options["optimize"]
+            usual = question[1:] == USUAL and options["dtype"] is None
             if usual and out is None and not self.constants:
                 result = result_at_once(question, self._subscripts, backend, operands)
                 if result is not None:
                     return result
             # Likeness is about the dtypes of the operands.
-            like = backend.likeness(operands) if self._dtype is None else None
+            like = backend.likeness(operands) if options["dtype"] is None else None
             # Looked up, not compared: symbolic sizes can't be hashed, where to compare them would make numbers of them.
             known = {signature}
             like = like or (lambda others: backend.signature(others) in known)
-            found = like, self._compile(backend, operands)
+            folded = partial(self._folded, backend, operands) if self.constants and options["dtype"] is None else None
+            found = like, compile_call(self._subscripts, backend, operands, options, folded)
             if len(self._runs) >= _MOST_RUNS:
                 self._runs.clear()
             self._runs[signature] = found
@@ -272,61 +242,37 @@ class ContractExpression:
         except (MemoryError, RuntimeError) as error:
             failure = out_of_memory(error)
         else:
-            return result if out is None else backend.finish(result, out, "K", self._casting)
-        return _answer(failure, (self._letters, *operands), out, **options)
+            return result if out is None else backend.finish(result, out, "K", options["casting"])
+        return self._answer(failure, operands, out)
 
-    def _compile(self, backend: Backend, operands: Sequence[Any]) -> Callable[..., Any]:
-        order, casting = self._order, self._casting
-        options = {"dtype": self._dtype, "casting": casting, "optimize": self._optimize, "order": order}
-        own = backend.own_way(self._subscripts, operands, **options)
-        if own is not None:
-            return own
-        plan = plan_call(self._subscripts, backend, operands, self._dtype, casting, self._optimize, order)
-        run = compile_plan(plan, backend)
-        if self.constants and self._dtype is None:
-            run = self._folded(plan, backend, operands, run)
-        if order == "K":
-            return run
-        return lambda *operands: backend.finish(run(*operands), None, order, casting)
+    def _answer(self, failure: Exception, operands: Sequence[Any], out: Any) -> Any:
+        from einops_fast.limited import answer  # which few programs ever need
+
+        return answer(failure, (self._letters, *operands), out, self._options)
 
     def _folded(
-        self, plan: Plan, backend: Backend, operands: Sequence[Any], whole: Callable[..., Any]
+        self, backend: Backend, operands: Sequence[Any], plan: Plan, whole: Callable[..., Any]
     ) -> Callable[..., Any]:
         """Return ``whole`` with what only constants take part in contracted once."""
-        room = backend.room(operands)
-        folding = cheapest_folding(plan, self.constants, self._optimize, room)
+        folding = cheapest_folding(plan, self.constants, self._options["optimize"], backend.room(operands))
         if folding is None:
             return whole
 
         def rest(arrays: Sequence[Any]) -> Callable[..., Any]:
-            subscripts = parse(folding.equation, tuple([len(array.shape) for array in arrays]), words=False)
-            return compile_plan(
-                plan_call(subscripts, backend, arrays, None, self._casting, folding.optimize, self._order), backend
-            )
+            options = self._options | {"optimize": folding.optimize}
+            return compile_plan(plan_call(folding.rest.subscripts, backend, arrays, **options), backend)
 
         return folding.compile(backend, fast_einsum, whole, rest)
 
-    def _call_traced(self, operands: Sequence[Any], out: Any) -> Any:
-        """Under a tracer: see :mod:`einops_fast.runtime.traced`. What torch.jit.trace records has other sizes, too."""
-        if is_tracing():
-            self._check_shapes(operands)
-        result = einsum_traced(self._letters, operands, self._dtype, self._optimize, *(self._settings or ()))
-        if out is None and self._order == "K":
-            return result
-        # The compiler can't trace the comparison of dtypes; where they are equal, any rule will do.
-        casting = "unsafe" if out is None or out.dtype == result.dtype else self._casting
-        return get_backend("torch").finish(result, out, self._order, casting)
+    def _by_einsum(self, operands: Sequence[Any], out: Any, limit: int | None = None) -> Any:
+        """Make a call that isn't planned as a whole."""
+        options: dict[str, Any] = dict(zip(("autotune", "precision"), self._settings or (), strict=False))
+        return fast_einsum(self._letters, *operands, out=out, memory_limit=limit, **options, **self._options)
 
     def _check_shapes(self, operands: Sequence[Any]) -> None:
         for at, (operand, shape) in enumerate(zip(operands, self.shapes, strict=True)):
             if tuple(operand.shape) != shape:
                 _reject_shape(at, tuple(operand.shape), shape, self.equation)
-
-
-def _answer(failure: Exception, operands: Sequence[Any], out: Any, **options: Any) -> Any:
-    from einops_fast.limited import answer  # which few programs ever need
-
-    return answer(failure, operands, out, **options)
 
 
 def _reject_shape(at: int, found: tuple[int, ...], wanted: tuple[int, ...], equation: str) -> NoReturn:

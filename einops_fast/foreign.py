@@ -122,11 +122,7 @@ def takes_torch_functions(kind: type) -> bool:
 def hand_over(function: Callable[..., Any], arrays: Sequence[Any], given: Sequence[Any], **options: Any) -> Any:
     """Return what one of the arrays' ``__torch_function__`` makes of a call, which torch.fx writes down as it is.
 
-    Args:
-        function: what was called; it is found in its module by its name.
-        arrays: among which is one with a ``__torch_function__``.
-        given: positional arguments.
-        options: of which defaults aren't handed over.
+    The function is found in its module by its name. Options that are defaults aren't handed over.
     """
     from torch.overrides import handle_torch_function
 

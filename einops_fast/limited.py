@@ -31,7 +31,6 @@ from einops_fast.planning.parts import Rest
 from einops_fast.planning.path import Network, candidate_paths, with_slices
 from einops_fast.planning.plan import Plan, compile_plan, make_plan
 from einops_fast.planning.slicing import Slicing, cheapest_slicing
-from einops_fast.planning.steps import Cast
 from einops_fast.planning.target import Operand
 from einops_fast.runtime.limits import current_limit, limit_now, read_bytes, unlimited
 from einops_fast.runtime.loops import in_loops
@@ -65,33 +64,15 @@ class Pieces:
             return fast_einsum(subscripts.equation, *operands, **options)
 
     def __call__(self, *operands: Any) -> Any:
-        if self.slicing.items:
-            return self.in_loops(*operands)
-        slicing, backend = self.slicing, self.backend
-        shape = tuple([slicing.sizes[label] for label in slicing.subscripts.output])
-        whole, narrow = None, ""
-        with _shown(slicing, slicing.count) as tell:
-            for given, at in slicing.pieces([operand.shape for operand in operands]):
-                part = self.contract([operand[index] for operand, index in zip(operands, given, strict=True)])
-                if whole is None:
-                    whole, narrow = backend.sums_of(part, shape, wide=slicing.adds), backend.inspect(part).dtype
-                if slicing.adds:
-                    whole[at] += part
-                else:
-                    whole[at] = part
-                del part
-                tell()
-        if backend.inspect(whole).dtype != narrow:
-            whole = backend.cast(Cast((0,), slicing.subscripts.output, shape, narrow))(whole)
-        return whole
+        return self._run(*operands)
 
     @cached_property
-    def in_loops(self) -> Any:
+    def _run(self) -> Any:
         """The steps of a piece, in loops, compiled."""
         slicing, backend = self.slicing, self.backend
         rest, piece = slicing.rest, slicing.piece
-        # A plan that is replaced by one call would leave the loops out.
-        target = piece.target.replace(drops_expanded=False)
+        # A plan that is replaced by one call, or recorded, would leave the loops out.
+        target = piece.target.replace(drops_expanded=False, gradients=False)
         turn = partial(in_loops, slicing, backend, _shown)
         run = compile_plan(piece.replace(target=target), backend, turn)
         if not rest.parts:
@@ -147,25 +128,24 @@ for _each in (einsum_within, _uncompiled):
     _each._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 
-def _einsum_within(memory_limit: Any, operands: Sequence[Any], sizes: Mapping[str, int], out: Any,
-                  options: dict[str, Any], autotune: Any, precision: Any) -> Any:  # fmt: skip
-    """Return what :func:`einops_fast.fast_einsum` does within a limit; its other arguments are as there.
+def _einsum_within(
+    memory_limit: Any, operands: Sequence[Any], sizes: Mapping[str, int], out: Any, options: dict[str, Any]
+) -> Any:
+    """Return what :func:`einops_fast.fast_einsum` does within a limit; ``None`` for that of the block around the call.
 
-    Args:
-        memory_limit: bytes, or a text such as ``'2GiB'``; ``None`` for that of the block around the call.
-        operands, sizes, out, autotune, precision: as there.
-        options: its dtype, order, casting and optimize.
+    ``options`` are its other arguments.
     """
     limit = current_limit() if memory_limit is None else read_bytes(memory_limit)
+    planned = dict(options)
     try:
-        with unlimited(), settings(autotune, precision):
-            return _limited(limit, operands, sizes, out, **options)
+        with unlimited(), settings(planned.pop("autotune", None), planned.pop("precision", None)):
+            return _limited(limit, operands, sizes, out, **planned)
     except _NoPieces:
         if memory_limit is not None:
             raise
     run: Any = fast_einsum
     with unlimited():
-        return run(*operands, out=out, autotune=autotune, precision=precision, **options, **sizes)
+        return run(*operands, out=out, **options, **sizes)
 
 
 class _NoPieces(OperandError):
@@ -203,14 +183,8 @@ def _limited(limit: int, operands: Sequence[Any], sizes: Mapping[str, int], out:
     return result if out is None and order == "K" else backend.finish(result, out, order, casting)
 
 
-def answer(failure: Exception, operands: Sequence[Any], out: Any, **options: Any) -> Any:
-    """Contract in pieces, within the free memory, what was out of memory; raise what failed if that is of no use.
-
-    Args:
-        failure: what a library's call raised.
-        operands, out: of the call, as for :func:`einops_fast.fast_einsum`.
-        options: its dtype, order, casting and optimize.
-    """
+def answer(failure: Exception, operands: Sequence[Any], out: Any, options: dict[str, Any]) -> Any:
+    """Contract in pieces, within the free memory, what was out of memory; raise what failed if that is of no use."""
     call = read_call(operands)
     backend, arrays = own_arrays(call.arrays, out)
     room = backend.room(arrays)
@@ -225,15 +199,17 @@ def answer(failure: Exception, operands: Sequence[Any], out: Any, **options: Any
         limit = min(free, peak // 2)
         if slicing_of(subscripts, backend, arrays, *plan, limit=limit).overhead > _UNASKED:
             raise _NoPieces("")
-        return _einsum_within(limit, operands, {}, out, options, None, None)
+        return _einsum_within(limit, operands, {}, out, options)
     except (MemoryError, RuntimeError):  # EinsumError among them
         raise failure from None
 
 
-def in_slices(subscripts: Subscripts, backend: Backend, arrays: Sequence[Any], dtype: Any, casting: str,
-              optimize: Any) -> Callable[..., Any]:  # fmt: skip
+def in_slices(
+    subscripts: Subscripts, backend: Backend, arrays: Sequence[Any], options: Mapping[str, Any]
+) -> Callable[..., Any]:
     """Return what contracts operands in the slices of a tree."""
-    slicing = slicing_of(subscripts, backend, arrays, dtype, casting, optimize, sys.maxsize)
+    dtype, casting = options["dtype"], options["casting"]
+    slicing = slicing_of(subscripts, backend, arrays, dtype, casting, options["optimize"], sys.maxsize)
     pieces = Pieces(slicing, backend, dtype, casting)
     return backend.in_pieces(pieces, arrays) if slicing.extents else lambda *operands: pieces.contract(operands)
 
@@ -253,7 +229,7 @@ def slicing_of(
         parts = [tuple([sizes[label] for label in term]) for term in rest.subscripts.inputs[: len(rest.parts)]]
         arrays = [Operand(shape, contiguous_strides(shape), numerics.compute) for shape in parts]
         arrays += [operands[at] for at in rest.others]
-        dropped = {label for label, extent in extents.items() if extent == 1 and not target.gradients}
+        dropped = {label for label, extent in extents.items() if extent == 1}
         inputs, cut = [], []
         for term, array in zip(rest.subscripts.inputs, arrays, strict=True):
             axes = [each for each in zip(term, array.shape, array.strides, strict=True) if each[0] not in dropped]

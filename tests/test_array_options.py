@@ -47,25 +47,18 @@ def test_sizes_of_axes(array):
         fast_einsum("(i x) j, j k -> i x k", *OPERANDS["numpy"], x=array)
 
 
-_NUMBERS = "softcap", "scale", "dropout_p", "window", "return_lse", "deterministic", "max_seqlen_q", "max_seqlen_kv"
+OURS = "softcap", "scale", "dropout_p", "window", "return_lse", "deterministic", "max_seqlen_q", "max_seqlen_kv"
+CALLS = {attention: OURS, scaled_dot_product_attention: ("dropout_p", "is_causal", "scale", "enable_gqa")}
 
 
-@pytest.mark.parametrize("option", _NUMBERS)
+@pytest.mark.parametrize(("call", "option"), [(call, option) for call, names in CALLS.items() for option in names])
 @pytest.mark.parametrize("framework", ["numpy", "torch"])
 @pytest.mark.parametrize("kind", ["numpy", "torch"])
-def test_options_of_attention(framework, option, kind):
+def test_options_of_attention(call, framework, option, kind):
+    pattern = ("b h i d, b h j d, b h j e -> b h i e",) if call is attention else ()
     q = HEADS if framework == "torch" else HEADS.numpy()
     with pytest.raises(EinsumError, match=option):
-        attention("b h i d, b h j d, b h j e -> b h i e", q, q, q, **{option: ARRAYS[kind]})
-
-
-@pytest.mark.parametrize("option", ["dropout_p", "is_causal", "scale", "enable_gqa"])
-@pytest.mark.parametrize("framework", ["numpy", "torch"])
-@pytest.mark.parametrize("kind", ["numpy", "torch"])
-def test_options_of_torchs_attention(framework, option, kind):
-    q = HEADS if framework == "torch" else HEADS.numpy()
-    with pytest.raises(EinsumError, match=option):
-        scaled_dot_product_attention(q, q, q, **{option: ARRAYS[kind]})
+        call(*pattern, q, q, q, **{option: ARRAYS[kind]})
 
 
 def _is_needed(parameter):

@@ -70,3 +70,13 @@ def test_paths_that_numpy_refuses(path: list[Any], count: int) -> None:
         with patched("numpy"):
             found = outcome()
         assert found is wanted if isinstance(wanted, type) else np.array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("operands", ["C", "F"])
+@pytest.mark.parametrize("order", ["A", "C", "F"])
+@pytest.mark.parametrize("equation", ["bij,bjk->bik", "bij,bjk->kib", "bij,bjk->ibk"])
+def test_orders_of_results(equation: str, order: Any, operands: Any) -> None:
+    a, b = (np.ones(shape, order=operands) for shape in ((3, 4, 5), (3, 5, 6)))
+    wanted = np.einsum(equation, a, b, order=order).strides
+    assert fast_einsum(equation, a, b, order=order).strides == wanted
+    assert contract_expression(equation, a.shape, b.shape, order=order)(a, b).strides == wanted

@@ -31,9 +31,8 @@ class Mine:
 
 if __name__ == "__main__":
     assert sys.modules["__main__"].Mine is Mine
-    patched = hasattr(np.einsum.__wrapped__, "__wrapped__")
     assert np.einsum("ij,jk", np.ones((2, 3)), np.ones((3, 4))).shape == (2, 4)
-    print(sys.argv[1:], sys.path[0], VALUE, patched)
+    print(sys.argv[1:], sys.path[0], VALUE)
     atexit.register(lambda: print(Mine.__name__))
     if "fail" in sys.argv:
         sys.exit(3)
@@ -49,32 +48,6 @@ def folder(tmp_path):
 
 def _run(*arguments, **options):
     return run_python("-m", "einops_fast", *arguments, **options)
-
-
-@pytest.mark.parametrize("separator", [["--"], []], ids=["with --", "without --"])
-def test_runs_a_script_as_python_does(folder, separator):
-    script = folder / "script.py"
-    arguments = ["--patch", "x", "--", "-m"]
-    done = _run("run", "--patch", "numpy", *separator, script, *arguments, cwd=folder.parent)
-    assert done.stderr == ""
-    assert done.stdout == f"{arguments} {folder} 5 True\nMine\n"
-    assert run_python(script, *arguments).stdout == done.stdout.replace("True", "False")
-
-
-@pytest.mark.parametrize("separator", [["--"], []], ids=["with --", "without --"])
-def test_runs_code_as_python_does(separator):
-    code = "import sys, __main__; print(sys.argv, __main__.VALUE)"
-    arguments = ["-m", "--", "-x"]
-    done = _run("run", "--patch", "numpy", *separator, "-c", "VALUE = 5; " + code, *arguments)
-    assert (done.stdout, done.stderr) == (f"{['-c', *arguments]} 5\n", "")
-
-
-@pytest.mark.parametrize("separator", [["--"], []], ids=["with --", "without --"])
-def test_runs_a_module_as_python_does(folder, separator):
-    arguments = ["--patch", "x", "--", "-h"]
-    done = _run("run", "--patch", "numpy", *separator, "-m", "script", *arguments, cwd=folder)
-    assert done.stderr == ""
-    assert done.stdout == f"{arguments} {folder} 5 True\nMine\n"
 
 
 PROGRAM = """
@@ -133,14 +106,18 @@ def test_the_main_module_outlives_its_program(kind, tmp_path):
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["-c", "import sys; print(sys.argv, sys.path[0])", "--", "-c"],
+        ["script.py", "--patch", "x", "--", "-m"],
+        ["script.py", "fail"],
+        ["broken.py"],
+        ["-m", "script", "--patch", "x", "--", "-h"],
+        ["-c", "VALUE = 5; import sys, __main__; print(sys.argv, sys.path[0], __main__.VALUE)", "--", "-c"],
         ["-cimport sys; print(sys.argv)", "a", "--", "b"],
         ["-c", "def f(x: int): ...\nprint(f.__annotations__)"],
         ["-c", "import sys; sys.exit('a reason')"],
         ["-c", "import sys; sys.exit([1])"],
         ["-c", "raise SystemExit"],
         ["-c", "raise KeyboardInterrupt"],
-        ["-c", "1 / 0"],
+        ["-c", "from einops_fast import fast_einsum; fast_einsum('i->i', [[1]])"],
         ["-c", "nonsense nonsense"],
         ["-c", ""],
         ["-m", "missing"],
@@ -149,34 +126,24 @@ def test_the_main_module_outlives_its_program(kind, tmp_path):
     ids=" ".join,
 )
 @pytest.mark.parametrize("separator", [["--"], []], ids=["with --", "without --"])
-def test_ends_as_python_does(arguments, separator):
+def test_runs_and_ends_as_python_does(arguments, separator, folder, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    (folder / "broken.py").write_text("1 / 0\n")
+
     def told(*command):
         program = "import sys; print(sys.argv, sys.path[0]); sys.exit(5)"
         done = subprocess.run(
-            [sys.executable, *command, *arguments], input=program, capture_output=True, text=True, cwd=ROOT
+            [sys.executable, *command, *arguments], input=program, capture_output=True, text=True, cwd=folder
         )
         return done.returncode, done.stdout, done.stderr.splitlines()[-1:]
 
     assert told("-m", "einops_fast", "run", "--patch", "numpy", *separator) == told()
 
 
-def test_exits_as_the_script_does(folder):
-    _run("run", "--patch", "numpy", folder / "script.py", "fail", status=3)
-    (folder / "broken.py").write_text("1 / 0\n")
-    done = _run("run", "--patch", "numpy", folder / "broken.py", status=1)
-    assert "ZeroDivisionError" in done.stderr
-
-
-def test_an_error_of_ours_in_a_script_is_the_script_s(folder):
-    (folder / "broken.py").write_text("from einops_fast import fast_einsum\nfast_einsum('i->i', [[1]])\n")
-    done = _run("run", "--patch", "numpy", folder / "broken.py", status=1)
-    assert "broken.py" in done.stderr
-
-
-def test_patches_several_frameworks(folder):
+def test_patches_several_frameworks():
     pytest.importorskip("torch")
-    (folder / "both.py").write_text("import numpy, torch\nprint(torch.einsum.__wrapped__.__name__)\n")
-    assert _run("run", "--patch", "numpy, torch", folder / "both.py").stdout == "einsum\n"
+    program = "import numpy, torch; print(numpy.einsum.__wrapped__.__wrapped__, torch.einsum.__wrapped__)"
+    assert _run("run", "--patch", "numpy, torch", "-c", program).stdout.count("<function einsum") == 2
 
 
 @pytest.mark.parametrize(
@@ -184,9 +151,7 @@ def test_patches_several_frameworks(folder):
     [
         (["run", "--patch", "numpy", "missing.py"], "no file 'missing.py'"),
         (["run", "--patch", "jax", __file__], "'jax'"),
-        (["run", "--patch", "numpy"], "what shall be run"),
         (["run", "--patch", "numpy", "-m"], "what shall be run"),
-        (["fusions"], "einops-fast fusions: "),
         (["fusions", "-c"], "einops-fast fusions: "),
         (["run", "--patch", "numpy", "/dev/null/script.py"], "no file '/dev/null/script.py'"),
         (["run", "--patch", ",", "script.py"], "at least one framework"),
@@ -200,6 +165,7 @@ def test_patches_several_frameworks(folder):
         (["explain", "i (h d) -> h i d", "2x6", "n=3"], "no 'n', and 'i (h d) -> h i d' no such axis"),
         (["explain", "ij", "2,3", "--dtype", "float33"], "did you mean 'float32'?"),
         (["explain", "ij", "2,3", "--backend", "nump"], "einops-fast explain: argument --backend: 'nump' isn't one of"),
+        (["explain", "ij", "2,3", "--memory-limit", "many"], "memory_limit is a number of bytes"),
         (["explain", "ij", "2,3", "--jsn"], "no such option: --jsn; did you mean '--json'?"),
         (["explain", "ij", "2,3", "--device", "h20"], "not for 'h20'; did you mean 'h200'?"),
         (["explain", "ij", "2,3", "--device", "h200", "--backend", "numpy"], "--device plans for tensors of torch"),
@@ -220,7 +186,6 @@ def test_patches_several_frameworks(folder):
         (["metrics", "summarize", "/dev/null"], "no tables of metrics in /dev/null"),
         (["tune", "/dev/null"], "no calls in /dev/null"),
         (["cache", "import", "/dev/null"], "/dev/null is no bundle"),
-        (["cache"], "einops-fast cache: "),
         (["cache", "burn"], "einops-fast cache: "),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value),
@@ -243,6 +208,8 @@ def test_explains(capsys):
     assert printed.startswith("bind,bjnd->bnij\n")
     assert "float64" in printed
     assert "b=2" in printed
+    assert main(["explain", "ij,jk,kl->il", "400,300", "300,500", "500,200", "--memory-limit", "500 kB"]) == 0
+    assert "pieces (" in capsys.readouterr().out
 
 
 def test_explains_shapes_with_crosses_and_sizes_by_name(capsys):
@@ -253,21 +220,10 @@ def test_explains_shapes_with_crosses_and_sizes_by_name(capsys):
 
 
 def test_explains_in_json(capsys):
-    assert main(["explain", "ij,jk,k,->i", "(2, 3)", "3,4", "4", "", "--optimize", "false", "--json"]) == 0
+    assert main(["explain", "ij,jk,k,,->i", "(2, 3)", "3,4", "(4,)", "", "()", "--optimize", "false", "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
-    assert [operand["shape"] for operand in plan["operands"]] == [[2, 3], [3, 4], [4], []]
+    assert [operand["shape"] for operand in plan["operands"]] == [[2, 3], [3, 4], [4], [], []]
     assert plan["path"][0] == [0, 1]
-    assert main(["explain", ",i->i", "()", "(3,)", "--json"]) == 0
-    plan = json.loads(capsys.readouterr().out)
-    assert [operand["shape"] for operand in plan["operands"]] == [[], [3]]
-
-
-def test_explains_without_another_framework():
-    script = (
-        "import sys; from einops_fast.cli import main; main(['explain', 'ij,jk', '2,3', '3,4'])\n"
-        "print({'torch', 'mxnet', 'cupy'} & sys.modules.keys())"
-    )
-    assert run_python("-c", script).stdout.splitlines()[-1] == "set()"
 
 
 @pytest.fixture
@@ -341,13 +297,12 @@ def test_a_cache_that_is_not_there(cache, capsys):
 def test_clears_the_cache(cache, capsys):
     _fill()
     (cache / "notes.txt").write_text("mine")
-    assert main(["cache", "clear"]) == 0
-    assert capsys.readouterr().out == f"removed 3 entries from {cache}\n"
-    assert list(disk_cache.entries()) == []
+    for removed in ("3 entries", "1 entry"):
+        assert main(["cache", "clear"]) == 0
+        assert capsys.readouterr().out == f"removed {removed} from {cache}\n"
+        assert list(disk_cache.entries()) == []
+        disk_cache.write({}, {})
     assert (cache / "notes.txt").exists()
-    disk_cache.write({}, {})
-    assert main(["cache", "clear"]) == 0
-    assert capsys.readouterr().out == f"removed 1 entry from {cache}\n"
 
 
 def test_a_cache_that_cannot_be_cleared(cache, capsys, monkeypatch):
@@ -443,11 +398,3 @@ def test_prints_what_cannot_be_encoded(cache, monkeypatch):
 def test_the_help_of_run_names_everything_that_can_be_patched():
     told = " ".join(_run("run", "--help").stdout.split())
     assert all(f"{name} ({function})" in told for name, function in FUNCTIONS.items())
-
-
-def test_explain_within_a_memory_limit(capsys: pytest.CaptureFixture[str]) -> None:
-    chain = ["explain", "ij,jk,kl->il", "400,300", "300,500", "500,200"]
-    assert main([*chain, "--memory-limit", "500 kB"]) == 0
-    assert "pieces (" in capsys.readouterr().out
-    assert main([*chain, "--memory-limit", "many"]) != 0
-    assert "memory_limit is a number of bytes" in capsys.readouterr().err

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import chain
-from math import prod
 from typing import Any
 from unittest import mock
 
@@ -267,21 +266,6 @@ def test_optimize_changes_no_value(name: str, optimize: Any) -> None:
     of, arrays = framework(name), chain_operands()
     got = fast_einsum(CHAIN, *[of.make(array, "float64") for array in arrays], optimize=optimize)
     np.testing.assert_array_equal(of.read(got), np.einsum(CHAIN, *arrays))
-
-
-def test_explicit_path_is_followed() -> None:
-    path = ((1, 3), (0, 2), (1, 2), (0, 1))
-    plan = plan_arguments([CHAIN, *chain_operands()], None, "safe", path)
-    assert plan.path == path
-
-
-def test_memory_limit_bounds_the_intermediates() -> None:
-    arrays = [np.ones(shape) for shape in [(3, 20), (20, 5), (5, 2)]]
-    largest = {}
-    for limit in (40, 39):
-        plan = plan_arguments(["ab,bc,cd->ad", *arrays], None, "safe", ("optimal", limit))
-        largest[limit] = max(prod(step.shape) for step in plan.steps)
-    assert largest == {40: 40, 39: 15}  # fewest operations; then the one other order
 
 
 # ---- ways to call it

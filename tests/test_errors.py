@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from einops_fast import EinsumError, OperandError, ShapeError, SubscriptsError, contract_expression, fast_einsum
-from einops_fast.errors import point_at
 
 A = np.ones((2, 3))
 V = np.ones(3)
@@ -40,16 +39,8 @@ def test_classes(kind: type[EinsumError]) -> None:
         (("ij->i",), "equation 'ij->i' has no operands"),
         (("ij,jk", A), "2 terms for 1 operand"),
         (("ij", A, A), "1 term for 2 operands"),
-        (("ij->k", A), "output has axis 'k', which no operand has"),
         (("row col -> column", A), "output has axis 'column', which no operand has"),
-        (("ij->ii", A), "output has axis 'i' twice"),
-        (("ij->i->j", A), "second '->'"),
-        (("ij->i,j", A), "output is one term"),
-        (("i-j", A), "'-' is not part of '->'"),
-        (("i..j", A), "'.' is not part of '...'"),
-        (("...i...", A), "operand 0 has more than one '...'"),
         (("(ij)", A), "axes can't be grouped"),
-        (("i$", A), r"'$' can't be a label"),
         ((A, [0, 1], A), "what follows operand 1 is of type ndarray"),
         ((A, "ij"), "what follows operand 0 is of type str"),
         ((A, [0, [1]]), "a label must be hashable"),
@@ -57,7 +48,7 @@ def test_classes(kind: type[EinsumError]) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_malformed_equations(args: tuple[Any, ...], problem: str) -> None:
+def test_malformed_calls(args: tuple[Any, ...], problem: str) -> None:
     error = error_of(*args)
     assert type(error) is SubscriptsError
     assert problem in str(error)
@@ -67,14 +58,9 @@ def test_malformed_equations(args: tuple[Any, ...], problem: str) -> None:
     ("args", "problem"),
     [
         (("ij,jk->ik", A, V), ["operand 1 has 1 axis", "names 2"]),
-        (("ijk->i", A), ["operand 0 has 2 axes", "names 3"]),
-        (("...ijk->i", A), ["operand 0 has 2 axes", "names 3 beside '...'"]),
-        (("batch row col -> col", A), ["operand 0 has 2 axes", "3 if read as words"]),
         ((A, [0]), ["operand 0 has 2 axes", "names 1"]),
         (("ij,jk->ik", A, A), ["axis 'j' has size 2 in operand 1 (axis 0 of shape (2, 3))", "size 3 in operand 0"]),
         (("ii->i", A), ["axis 'i' has size 3 in operand 0 (axis 1", "size 2 in operand 0 (axis 0"]),
-        (("row col, col -> row", A, np.ones(4)), ["axis 'col' has size 4 in operand 1", "size 3 in operand 0"]),
-        (("...i,...i->", A, np.ones((4, 3))), ["axis '...[0]' has size 4 in operand 1", "size 2 in operand 0"]),
         ((A, [0, 1], A, [1, 2]), ["axis '1' has size 2 in operand 1", "size 3 in operand 0"]),
         (("i,i,i->", V, V, np.ones(4)), ["axis 'i' has size 4 in operand 2", "size 3 in operand 0"]),
     ],
@@ -162,34 +148,6 @@ def test_dtype_that_does_not_exist_is_an_error_of_numpy() -> None:
         fast_einsum("ij->i", A, dtype="float23")
 
 
-# ---- where in the equation
-
-
-@pytest.mark.parametrize(
-    ("args", "pointed"),
-    [
-        (("ij,jk->ik", A, A), "j"),
-        (("row col, col -> row", A, np.ones(4)), "col"),
-        (("ij->k", A), "k"),
-        (("ij,jkl->ik", A, A), "jkl"),
-        (("i-j", A), "-"),
-    ],
-)
-def test_carets_point_at_the_problem(args: tuple[Any, ...], pointed: str) -> None:
-    _, equation, carets = str(error_of(*args)).splitlines()
-    at = equation.index(args[0]) + args[0].rindex(pointed)
-    assert carets == " " * at + "^" * len(pointed)
-
-
-def test_long_equations_are_shown_in_part() -> None:
-    equation = ", ".join(f"axis{at}" for at in range(100))
-    span = (equation.index("axis50"), equation.index("axis50") + len("axis50"))
-    problem, shown, carets = point_at("a problem", equation, span).splitlines()
-    assert problem == "a problem"
-    assert len(shown) < 100
-    assert shown[carets.index("^") : len(carets)] == "axis50"
-
-
 # ---- torch
 
 
@@ -214,8 +172,6 @@ def test_operands_on_two_devices(torch: Any) -> None:
         ([2.0], {}, "operand 1 is of type float, the others are torch arrays"),
         ([], {"out": V}, "out is of type ndarray, but the operands are torch arrays"),
         ([], {"dtype": "float64"}, "dtype is a torch.dtype, not 'float64'"),
-        ([], {"casting": "X"}, "'unsafe', not 'X'"),
-        ([], {"order": "X"}, "'K', not 'X'"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -223,16 +179,6 @@ def test_what_does_not_go_with_tensors(others: list[Any], options: dict[str, Any
     error = error_of("i,i->i" if others else "i->i", torch.ones(3), *others, **options)
     assert type(error) is OperandError
     assert problem in str(error)
-
-
-def test_out_that_does_not_fit_a_tensor(torch: Any) -> None:
-    for out, problem in [
-        (torch.ones(2), "out has shape (2,), the result (3,)"),
-        (torch.ones(3, dtype=torch.int64), "casting='safe' doesn't convert torch.float32 to out's torch.int64"),
-    ]:
-        error = error_of("i->i", torch.ones(3), out=out)
-        assert type(error) is OperandError
-        assert problem in str(error)
 
 
 @pytest.mark.parametrize("options", [{}, {"order": "C"}], ids=str)
@@ -285,12 +231,15 @@ def test_layouts_that_torch_does_not_compute_with(kind: str, options: dict[str, 
 
 def test_out_that_torch_cannot_write_to(torch: Any) -> None:
     a = torch.ones(2, 2)
-    for operand, out, problem in (
-        (a, torch.empty(2, 2, dtype=torch.uint4), "out is a tensor of dtype torch.uint4, to which torch can't write"),
-        (a.to_sparse(), a.clone(), "can't write the result, a tensor of layout torch.sparse_coo"),
-        (a, a.to("meta"), "out is on meta, the operands are on cpu"),
+    unsafe = {"casting": "unsafe"}
+    for operand, out, options, problem in (
+        (a, torch.ones(2), {}, "out has shape (2,), the result (2, 2)"),
+        (a, a.long(), {}, "casting='safe' doesn't convert torch.float32 to out's torch.int64"),
+        (a, torch.empty(2, 2, dtype=torch.uint4), unsafe, "out is a tensor of dtype torch.uint4, to which torch can't"),
+        (a.to_sparse(), a.clone(), unsafe, "can't write the result, a tensor of layout torch.sparse_coo"),
+        (a, a.to("meta"), unsafe, "out is on meta, the operands are on cpu"),
     ):
-        error = error_of("ij->ji", operand, out=out, casting="unsafe")
+        error = error_of("ij->ji", operand, out=out, **options)
         assert type(error) is OperandError
         assert problem in str(error)
 

@@ -58,8 +58,8 @@ def test_a_path_of_ones_own_holds_for_what_constants_leave():
     arrays = random_arrays(*shapes)
     path = [(1, 2), (1, 2), (0, 1), (0, 1)]
     folding = _folding("ab,bc,cd,de,ef->af", arrays, [1, 2, 4], path)
-    assert folding.parts == (((1, 2), "bc,cd->bd"),)
-    assert (folding.others, folding.equation) == ((0, 3, 4), "bd,ab,de,ef->af")
+    assert [(part.operands, part.equation) for part in folding.rest.parts] == [((1, 2), "bc,cd->bd")]
+    assert (folding.rest.others, folding.rest.subscripts.text) == ((0, 3, 4), "bd,ab,de,ef->af")
     assert folding.optimize == ((2, 3), (0, 1), (0, 1))
 
 

@@ -136,13 +136,6 @@ def test_units_of_pint() -> None:
     np.testing.assert_array_equal(found.magnitude, VALUES @ VALUES)
 
 
-def test_dask_stays_lazy() -> None:
-    dask = pytest.importorskip("dask.array")
-    found = fast_einsum("ij,jk->ik", dask.from_array(VALUES), VALUES)
-    assert isinstance(found, dask.Array)
-    np.testing.assert_array_equal(found.compute(), VALUES @ VALUES)
-
-
 def test_labels_of_xarray() -> None:
     xarray = pytest.importorskip("xarray")
     with pytest.raises(OperandError, match=r"operand 0 .*DataArray"):

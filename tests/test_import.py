@@ -9,12 +9,13 @@ import numpy as np
 a = np.ones((2, 3))
 assert (einops_fast.fast_einsum("ij,kj->ik", a, a) == 3).all()
 """
+EXPLAIN = "from einops_fast.cli import main; main(['explain', 'ij,jk', '2,3', '3,4'])"
 
 
-@pytest.mark.parametrize("use", ["", USE], ids=["import", "numpy"])
+@pytest.mark.parametrize("use", ["", USE, EXPLAIN], ids=["import", "numpy", "explain"])
 def test_loads_no_framework(use):
     script = f"import sys, einops_fast\n{use}\nprint(*({NOT_OURS_TO_LOAD} & sys.modules.keys()))"
-    assert run_python("-c", script).stdout.split() == []
+    assert run_python("-c", script).stdout.splitlines()[-1] == ""
 
 
 def test_calls_of_torch_load_nothing_of_numpy():

@@ -113,9 +113,8 @@ class MxnetBackend(Backend):
         # Any array may have gradients, which are asked for where autograd records.
         return is_deferred(), mxnet.autograd.is_recording()
 
-    def sums_of(self, part: Any, shape: tuple[int, ...], *, wide: bool) -> Any:
-        dtype = np.float32 if wide and part.dtype == np.float16 else part.dtype
-        return mnp.zeros(shape, dtype, device=part.device)
+    def sums_of(self, part: Any, shape: tuple[int, ...]) -> Any:
+        return mnp.zeros(shape, part.dtype, device=part.device)
 
     def in_pieces(self, run: Run, operands: Sequence[Any]) -> Run:
         if mxnet.autograd.is_recording():

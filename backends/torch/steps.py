@@ -56,8 +56,8 @@ class TorchSteps(Backend):
             return lambda a: a.to(dtype, memory_format=torch.contiguous_format)
         return lambda a: a.to(dtype)
 
-    def sums_of(self, part: Any, shape: tuple[int, ...], *, wide: bool) -> Any:
-        return part.new_zeros(shape, dtype=torch.float32 if wide and part.dtype in HALVES else part.dtype)
+    def sums_of(self, part: Any, shape: tuple[int, ...]) -> Any:
+        return part.new_zeros(shape)
 
     def in_pieces(self, run: Any, operands: Sequence[Any]) -> Run:
         wanted = torch.is_grad_enabled() and any(each.requires_grad for each in operands)

@@ -44,11 +44,7 @@ class Composition(NamedTuple):
         return dict(self.named)
 
     def shapes(self, shapes: Sequence[tuple[int, ...]], given: Mapping[str, int]) -> list[tuple[int, ...]]:
-        """The shapes of the operands with one axis for each letter.
-
-        Args:
-            shapes: of the operands as they are.
-            given: sizes by name.
+        """The shapes of the operands with one axis for each letter, where some sizes are given by name.
 
         Raises:
             ShapeError: an operand has another number of axes, or a size doesn't fit or can't be told.

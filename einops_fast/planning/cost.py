@@ -181,14 +181,9 @@ def _chain_flops(chain: Chain, on: Ceilings) -> int:
 
 
 def copy_seconds(elements: int, in_runs: bool, dtype: str, on: Ceilings, inner: int = 0) -> float:
-    """Predicted time of writing ``elements`` in another axis order.
+    """Predicted time of writing ``elements`` in another axis order; ``in_runs``: the fastest axis stays the fastest.
 
-    Args:
-        elements: how many.
-        in_runs: the fastest axis stays the fastest.
-        dtype: of the elements.
-        on: the ceilings to price against.
-        inner: length of the innermost loop, 0 where it makes no difference.
+    ``inner`` is the length of the innermost loop, 0 where it makes no difference.
     """
     begun = elements / inner * on.run if inner else 0.0
     return on.call + max(begun, 2 * elements * ITEM_SIZES.get(dtype, 8) / (on.runs if in_runs else on.gather))
@@ -199,13 +194,7 @@ def multiply_seconds(
 ) -> float:
     """Predicted time of a broadcast product of ``full`` elements and, in a second pass or block by block, its sum.
 
-    Args:
-        full: number of elements of the product.
-        elements: of the two operands and of the result.
-        summed: whether a sum follows.
-        dtype: dtype of all arrays.
-        on: the ceilings to price against.
-        runs: how often either pass begins its innermost loop.
+    ``elements``: of the two operands and of the result; ``runs``: how often either pass begins its innermost loop.
     """
     if runs:
         return (2 if summed else 1) * runs * on.run + multiply_seconds(full, elements, summed, dtype, on)
@@ -263,14 +252,7 @@ class StepCost(Record):
 
 
 def step_costs(steps: Sequence[Step], operands: Sequence[int], dtype: str, on: Ceilings) -> tuple[StepCost, ...]:
-    """Price every step of a plan.
-
-    Args:
-        steps: the plan.
-        operands: number of elements of each operand.
-        dtype: dtype that the plan computes in.
-        on: the ceilings to price against.
-    """
+    """Price every step of a plan for operands of so many elements."""
     elements = list(operands)
     costs = []
     for step in steps:

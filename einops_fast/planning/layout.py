@@ -153,13 +153,10 @@ def dense_strides(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ..
 def padded_strides(shape: Sequence[int], joined: int, item: int) -> tuple[int, ...]:
     """C order, but rows begin where a thread can load at once, unless that makes the array much larger.
 
+    The last ``joined`` axes are a row, of elements of ``item`` bytes.
+
     >>> padded_strides((4, 31), 1, 2), padded_strides((4, 3), 1, 2)
     ((32, 1), (3, 1))
-
-    Args:
-        shape: of the array.
-        joined: how many of the last axes are a row.
-        item: bytes of an element.
     """
     whole = VECTOR // item
     row = prod(shape[-joined:])

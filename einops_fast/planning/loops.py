@@ -18,9 +18,6 @@ __all__ = ["Item", "Loop", "Needs", "at_each_step", "needs_of", "nested"]
 Item: TypeAlias = "int | Loop"
 """A step, by its number, or a loop."""
 
-Node = tuple[Sequence[int], Collection[str]]
-"""The slots that a step reads, and the labels of its result; slots are as in :mod:`einops_fast.planning.steps`."""
-
 
 class Loop(Record):
     """A loop over the pieces of one axis."""
@@ -42,15 +39,11 @@ _Needing = tuple[Set[str], Item, Sequence[int], int]
 
 
 def needs_of(
-    terms: Sequence[Collection[str]], nodes: Sequence[Node], output: str, cuts: Collection[str]
+    terms: Sequence[Collection[str]], nodes: Sequence[tuple[Sequence[int], str]], output: str, cuts: Collection[str]
 ) -> list[Needs]:
-    """Return the needs of steps.
+    """Return the needs of steps; each reads slots and makes labels.
 
-    Args:
-        terms: of each operand, the labels that it can be cut along.
-        nodes: the steps, with the labels of their results.
-        output: labels of the result.
-        cuts: the labels that are cut.
+    ``terms`` are, of each operand, the labels that it can be cut along.
     """
     under: list[dict[str, int]] = [{label: 1 for label in cuts if label in term} for term in terms]
     users = Counter(chain(*under))

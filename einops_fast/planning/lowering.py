@@ -8,14 +8,14 @@ are put in the order asked for. How one pair becomes a step is in :mod:`einops_f
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Hashable, Sequence
-from itertools import chain, count
+from collections.abc import Collection, Sequence
+from itertools import chain
 from math import prod
 
 from einops_fast.planning.chains import chain_of, chain_order
 from einops_fast.planning.cost import ITEM_SIZES, is_complex
 from einops_fast.planning.factors import right_operands, with_factor
-from einops_fast.planning.intermediate import Intermediate
+from einops_fast.planning.intermediate import axis_order, kernel_order, row_of
 from einops_fast.planning.layout import Term, arranged, compact_strides, contiguous_strides, padded_strides
 from einops_fast.planning.notation import Subscripts
 from einops_fast.planning.pairs import contract_pair, native_step
@@ -36,43 +36,16 @@ from einops_fast.planning.steps import (
 )
 from einops_fast.planning.target import Numerics, Operand, Target
 
-__all__ = ["lower"]
+__all__ = ["Lowering"]
 
 Path = Sequence[tuple[int, ...]]
 
 _FEW = 8
-"""Operands of which no two pairs are looked up as alike."""
-
-_FIRST_NUMBER = ord("0")
-"""A character that stands for the first label of a pair, where only the pattern of labels counts."""
+"""Operands up to which each pair is priced, however small it is."""
 
 
-def lower(
-    subscripts: Subscripts,
-    sizes: dict[str, int],
-    operands: Sequence[Operand],
-    path: Path,
-    target: Target,
-    numerics: Numerics,
-    otherwise: Path = (),
-) -> tuple[Step, ...]:
-    """The steps that compute ``subscripts`` for operands of these shapes and strides.
-
-    Args:
-        subscripts: the parsed equation.
-        sizes: extent of every label (see :func:`einops_fast.planning.notation.bind_sizes`).
-        operands: shape, strides and dtype of each operand.
-        path: positions to contract, as opt_einsum gives them; each result goes to the end of the list.
-        target: what can be done where the plan will run.
-        numerics: the dtypes of the call.
-        otherwise: the path that the library's calls follow in a step of more than two operands, and that is
-            followed where no kernel takes that many.
-    """
-    return _Lowering(subscripts, sizes, target, numerics).run(operands, path, otherwise or path)
-
-
-class _Lowering:
-    """The steps so far, and how to add to them."""
+class Lowering:
+    """The steps so far that compute an equation for labels of these sizes, and how to add to them."""
 
     def __init__(self, subscripts: Subscripts, sizes: dict[str, int], target: Target, numerics: Numerics) -> None:
         self.subscripts = subscripts
@@ -80,7 +53,6 @@ class _Lowering:
         self.target = target
         self.numerics = numerics
         self.steps: list[Step] = []
-        self.alike: dict[Hashable, tuple[Step, bool, str]] = {}
         self.first = len(subscripts.inputs)
         self.any_order = not target.in_order
         # Nobody wants an intermediate in any order but the next step.
@@ -89,7 +61,13 @@ class _Lowering:
         self.fuses = numerics.compute in target.kernels and not numerics.native and 0 not in sizes.values()
         self.many = self.first > _FEW and target.ceilings.native > 0 and numerics.gemm and not numerics.native
 
-    def run(self, operands: Sequence[Operand], path: Path, otherwise: Path) -> tuple[Step, ...]:
+    def run(self, operands: Sequence[Operand], path: Path, otherwise: Path = ()) -> tuple[Step, ...]:
+        """Return the steps, pair by pair along a path, for operands of these shapes and strides.
+
+        ``otherwise`` is the path that the library's calls follow in a step of more than two operands, and that is
+        followed where no kernel takes that many.
+        """
+        otherwise = otherwise or path
         inputs, output = self.subscripts.inputs, self.subscripts.output
         if self.numerics.native and (len(operands) <= 2 or self.numerics.whole):
             found = self.equation(self.in_compute_dtype(operands), output)
@@ -215,13 +193,7 @@ class _Lowering:
                 terms[at] = self.without(term, tuple([term.places[label] for label in dropped]), Select)
 
     def sum_alone(self, term: Term, every: str, alone: bool) -> Term:
-        """Sum over the labels that only this term has and the result doesn't.
-
-        Args:
-            term: one of the operands.
-            every: the labels of the result and all operands.
-            alone: there is no other operand.
-        """
+        """Sum over the labels that only this operand has, of ``every`` one; ``alone``: there is no other operand."""
         summed = tuple([at for label, at in term.places.items() if every.count(label) == 1])
         if not summed:
             return term
@@ -257,7 +229,7 @@ class _Lowering:
     ) -> tuple[Step, ...]:
         """The whole contraction by library calls, which read what is ``given`` in the order of these terms."""
         plain = self.target.replace(kernels=frozenset())
-        steps = lower(self.subscripts, self.sizes, operands, path, plain, self.numerics)
+        steps = Lowering(self.subscripts, self.sizes, plain, self.numerics).run(operands, path)
         order = [term.slot for term in terms]
         places = {at: order.index(term.slot) for at, term in enumerate(given)}
         return tuple(step.replace(reads=tuple(places.get(slot, slot) for slot in step.reads)) for step in steps)
@@ -267,12 +239,8 @@ class _Lowering:
     ) -> Term:
         """The product of the terms, summed over all labels but ``wanted``, in one kernel.
 
-        Args:
-            terms: what is multiplied.
-            wanted: axes of the result.
-            library: the same by the library's calls.
-            any_order: the result's axes may lie in memory in any order.
-            row: how many of the last axes are a row, each of which begins where a thread can load at once; 0: none is.
+        ``library`` is the same by the library's calls. With ``any_order`` the result's axes may lie in any order.
+        The last ``row`` axes are a row, each of which begins where a thread can load at once.
         """
         shape, loops = self.shape(wanted), self.loops(terms, wanted)
         strides = contiguous = contiguous_strides(shape)
@@ -313,19 +281,19 @@ class _Lowering:
                 return Term(self.add(small), small.labels, small.shape)
             left, right = self.only_shared(left, right, keep), self.only_shared(right, left, keep)
             partner = rest.partner(keep)
-            lies = Intermediate(left, right, keep, partner, self.subscripts.output, self.sizes)
-            wanted = lies.order(rest, self.fuses)
+            orders = axis_order(keep, partner, rest, self.subscripts.output)
+            wanted = kernel_order(orders, left, right, self.sizes) if self.fuses else orders[0]
             target = self.between
         elif self.many:
             left, right = self.only_shared(left, right, wanted), self.only_shared(right, left, wanted)
-        step = self.contracted(left, right, wanted, target)
+        step = contract_pair(left, right, wanted, self.sizes, target, self.numerics)
         if self.fuses:
             # In a library of its own, a step reads the operands as slots 0 and 1.
             reads = tuple([int(slot == right.slot) for slot in step.reads])
             any_order = self.any_order and not rest
             own = step if step.reads == reads else step.replace(reads=reads)
             library = self.in_order(own, wanted, any_order)
-            row = lies.row(wanted) if rest else 0
+            row = row_of(wanted, partner, self.subscripts.output) if rest else 0
             return self.fused([left, right], wanted, library, any_order, row)
         return Term(self.add(step), step.labels, step.shape)
 
@@ -333,35 +301,6 @@ class _Lowering:
         """Sum over the labels that neither the other term of a pair has nor a later one needs."""
         summed = [at for label, at in term.places.items() if label not in other.places and label not in keep]
         return self.without(term, tuple(summed), Sum) if summed else term
-
-    def contracted(self, left: Term, right: Term, wanted: str, target: Target) -> Step:
-        """The step that contracts two terms: that of an earlier pair, if it was like this one but for its labels."""
-        if self.first <= _FEW:
-            return contract_pair(left, right, wanted, self.sizes, target, self.numerics)
-        labels = dict.fromkeys(left.labels + right.labels)
-        numbers = dict(zip(map(ord, labels), count(_FIRST_NUMBER), strict=False))
-        ours, theirs = left.labels.translate(numbers), right.labels.translate(numbers)
-        shapes, strides = (left.shape, right.shape), (*left.strides.values(), *right.strides.values())
-        key = (
-            ours,
-            theirs,
-            wanted.translate(numbers),
-            shapes,
-            strides,
-            left.unnamed,
-            right.unnamed,
-            target is self.target,
-        )
-        known = self.alike.get(key)
-        if known is None:
-            step = contract_pair(left, right, wanted, self.sizes, target, self.numerics)
-            if not isinstance(step, Native):  # its equation has letters
-                self.alike[key] = step, step.reads[0] == left.slot, step.labels.translate(numbers)
-            return step
-        step, in_turn, numbered = known
-        letters = dict(zip(numbers.values(), labels, strict=True))
-        slots = (left.slot, right.slot) if in_turn else (right.slot, left.slot)
-        return step.at(slots, numbered.translate(letters))
 
     def in_order(self, step: Step, wanted: str, any_order: bool) -> tuple[Step, ...]:
         """A library's step with its axes as wanted and, unless any order will do, in C order."""

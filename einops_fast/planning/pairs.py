@@ -27,12 +27,7 @@ def contract_pair(
 ) -> Step:
     """The cheapest step that contracts two terms. Its result lies in C order.
 
-    Args:
-        left, right: the terms. A label that only one of them has is in ``wanted``.
-        wanted: labels that the result, or a later pair, needs, in the order that suits whoever reads it.
-        sizes: extent of every label.
-        target: what can be done where the plan will run.
-        numerics: the dtypes of the call.
+    A label that only one of them has is in ``wanted``, which has the order that suits whoever reads the result.
     """
     roles = Roles(left, right, wanted, sizes)
     single = [label for label in roles.contracted if sizes[label] == 1]

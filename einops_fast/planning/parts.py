@@ -1,4 +1,4 @@
-"""Small parts of a contraction, which are contracted once, whole, however the rest is cut."""
+"""Parts of a contraction that are contracted once, whole: small ones where the rest is cut, and those of constants."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from einops_fast.planning.notation import Subscripts
 from einops_fast.planning.path import Network, Path
 from einops_fast.record import Record
 
-__all__ = ["Part", "Rest", "small_parts"]
+__all__ = ["Part", "Rest", "small_parts", "without_parts"]
 
 
 class Part(Record):
-    """A small part of a contraction, which is contracted once, whole."""
+    """A part of a contraction, which is contracted once, whole."""
 
     operands: tuple[int, ...]
     equation: str
@@ -20,7 +20,7 @@ class Part(Record):
 
 
 class Rest(Record):
-    """What is left to do when the small parts are contracted."""
+    """What is left to do when the parts are contracted."""
 
     parts: tuple[Part, ...]
     others: tuple[int, ...]  # the operands that are in no part; they come after the parts' results
@@ -57,11 +57,14 @@ def small_parts(subscripts: Subscripts, sizes: dict[str, int], path: Path, room:
         if sum(chosen.values()) <= room // 8 or most < 2:
             break
         most //= 4
-    return _without_parts(subscripts, path, list(chosen))
+    return without_parts(subscripts, path, list(chosen))
 
 
-def _without_parts(subscripts: Subscripts, path: Path, groups: Sequence[tuple[int, ...]]) -> Rest:
-    """Return how groups of operands are contracted by a path, and what it contracts after them."""
+def without_parts(subscripts: Subscripts, path: Path, groups: Sequence[tuple[int, ...]]) -> Rest:
+    """Return how groups of operands are contracted by a path, and what it contracts after them.
+
+    Without a path, ``()``, the groups and the rest have none either.
+    """
     inputs, output = subscripts.inputs, subscripts.output
     part_of = {at: number for number, group in enumerate(groups) for at in group}
     others = tuple([at for at in range(len(inputs)) if at not in part_of])

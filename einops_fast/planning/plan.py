@@ -12,22 +12,17 @@ from einops_fast.observing.observers import active
 from einops_fast.planning.chains import chain_order
 from einops_fast.planning.cost import ITEM_SIZES, StepCost, is_complex, step_costs
 from einops_fast.planning.factors import right_operands
-from einops_fast.planning.lowering import lower
+from einops_fast.planning.lowering import Lowering
 from einops_fast.planning.notation import Subscripts, bind_sizes
 from einops_fast.planning.path import Path, candidate_paths, check_optimize, explicit_path
 from einops_fast.planning.steps import Step
 from einops_fast.planning.target import Numerics, Operand, Target
-from einops_fast.planning.templates import filled_in
 from einops_fast.record import Record
 
 if TYPE_CHECKING:
     from einops_fast.backends.base import Backend
 
 __all__ = ["Plan", "compile_plan", "in_turn", "make_plan"]
-
-
-Arranged = Callable[[Sequence[tuple[Callable[..., Any], tuple[int, ...]]], int], Callable[..., Any]]
-"""Makes one callable of calls, as :func:`in_turn` does."""
 
 
 class Plan(Record):
@@ -63,13 +58,7 @@ def make_plan(
 ) -> Plan:
     """Choose a path and lower it. Of several candidate paths the one predicted to be fastest wins.
 
-    Args:
-        subscripts: the parsed equation.
-        operands: shape, strides and dtype of each operand.
-        target: where the plan will run.
-        numerics: the dtypes of the call.
-        optimize: as for :func:`einops_fast.fast_einsum`.
-        room: elements that an intermediate may have, if known.
+    ``room`` is how many elements an intermediate may have, if that is known.
 
     Raises:
         ShapeError: an axis has two sizes.
@@ -78,13 +67,9 @@ def make_plan(
     shapes = [operand.shape for operand in operands]
     sizes = bind_sizes(subscripts, shapes)
     check_optimize(optimize, len(operands))
-    if len(operands) == 2:
-        known = filled_in(subscripts, sizes, operands, target, numerics)
-        if known is not None:
-            return Plan(subscripts, sizes, tuple(operands), target, numerics, ((0, 1),), known)
 
     def plan(path: Path, otherwise: Path = ()) -> Plan:
-        steps = lower(subscripts, sizes, operands, path, target, numerics, otherwise)
+        steps = Lowering(subscripts, sizes, target, numerics).run(operands, path, otherwise)
         return Plan(subscripts, sizes, tuple(operands), target, numerics, path, steps)
 
     # NumPy's loops take so many operands and axes.
@@ -109,8 +94,10 @@ def _may_be_one_step(subscripts: Subscripts, numerics: Numerics) -> bool:
     return bool(on_the_way) or chain_order(inputs, output) is not None
 
 
-def compile_plan(plan: Plan, backend: Backend, arranged: Arranged | None = None) -> Callable[..., Any]:
-    """The plan as one callable of the operands: the framework's calls, in turn or as ``arranged``, and nothing else."""
+def compile_plan(
+    plan: Plan, backend: Backend, arranged: Callable[..., Callable[..., Any]] | None = None
+) -> Callable[..., Any]:
+    """The plan as one callable of the operands: the framework's calls, in turn or as ``arranged`` instead."""
     count = len(plan.operands)
     program = [(backend.emit(step), step.reads) for step in plan.steps]
     watches = [recorder.watch(plan, backend) for recorder in active()]
@@ -129,12 +116,7 @@ def compile_plan(plan: Plan, backend: Backend, arranged: Arranged | None = None)
 
 
 def in_turn(program: Sequence[tuple[Callable[..., Any], tuple[int, ...]]], count: int) -> Callable[..., Any]:
-    """One callable of ``count`` operands that makes these calls one after the other and returns the last result.
-
-    Args:
-        program: the calls, each with the slots that it reads, as in :mod:`einops_fast.planning.steps`.
-        count: how many operands there are.
-    """
+    """One callable of ``count`` operands that makes these calls, each with the slots that it reads, in turn."""
     if len(program) == 1 and program[0][1] == tuple(range(count)):
         return program[0][0]
     if len(program) == 1 and program[0][1] == (1, 0) and count == 2:

@@ -60,29 +60,24 @@ class Slicing(Record):
     axes: tuple[frozenset[str], ...]  # of each array of the rest, the labels that it can be cut along
     extents: dict[str, int]  # of the labels that are cut: the length of a piece; the last one may be shorter
     piece: Plan  # of the largest ones; labels of one element are dropped
-    items: tuple[Item, ...]  # its steps, in loops; none where all of it is contracted anew for each piece
+    items: tuple[Item, ...]  # its steps, in loops
     peak: int  # bytes that are allocated at most, the result's included
-    flops: int  # multiply-adds of all pieces
-    overhead: float  # times those of the same path in one piece
+    overhead: float  # multiply-adds of all pieces, in those of the same path in one piece
     count: int  # how often the step that runs most often does
 
     @property
     def dropped(self) -> set[str]:
         """The labels that pieces lack."""
-        return {label for label, extent in self.extents.items() if extent == 1 and self.items}
-
-    @property
-    def adds(self) -> bool:
-        """Whether pieces are added up, and not only put side by side."""
-        return not set(self.extents) <= set(self.subscripts.output)
+        return {label for label, extent in self.extents.items() if extent == 1}
 
     def pieces(self, shapes: Sequence[Sequence[int]]) -> Iterator[tuple[list[Index], Index]]:
         """Yield where each piece is in the operands, of these shapes, and in the result."""
-        # Pieces that are added up come one after the other.
-        labels = sorted(self.extents, key=lambda label: label not in self.subscripts.output)
-        starts = [range(0, self.sizes[label], self.extents[label]) for label in labels]
+        starts = [range(0, self.sizes[label], extent) for label, extent in self.extents.items()]
         for begins in product(*starts):
-            at = {label: slice(begin, begin + self.extents[label]) for label, begin in zip(labels, begins, strict=True)}
+            at = {
+                label: slice(begin, begin + extent)
+                for (label, extent), begin in zip(self.extents.items(), begins, strict=True)
+            }
             yield (
                 [_index(term, at, shape) for term, shape in zip(self.subscripts.inputs, shapes, strict=True)],
                 _index(self.subscripts.output, at),
@@ -200,12 +195,9 @@ class _Cutting:
         return {label: shares[label] for label in long if label in large} or dict.fromkeys(long, 1.0)
 
     def cut(self, room: float, begun: dict[str, int], last: dict[str, int]) -> tuple[dict[str, int], bool]:
-        """Return extents with which all fits, or the shortest, and whether it does.
+        """Return extents with which all fits in the room, or the shortest, and whether it does.
 
-        Args:
-            room: elements that may be held.
-            begun: extents of labels that are cut already.
-            last: extents with which a little less fitted; one more search begins with them.
+        Labels may be cut already (``begun``). One more search begins with the ``last`` extents, which nearly fitted.
         """
         best: tuple[float, float, dict[str, int]] | None = None
         for trial, start in enumerate([*[last] * (last != begun), *[begun] * _TRIALS]):
@@ -227,36 +219,15 @@ class _Cutting:
             if best is None or (excess, time) < best[:2]:
                 best = excess, time, cuts
         assert best is not None
-        fits = best[0] == 1
-        return self.uncut(best[2], room, best[1]) if fits and not begun else best[2], fits
-
-    def uncut(self, cuts: dict[str, int], room: float, time: float) -> dict[str, int]:
-        """Return extents with which all fits, longer ones if that costs less."""
-        while True:
-            found = []
-            for label, extent in cuts.items():
-                longer = {**cuts, label: 2 * extent}
-                if 2 * extent >= self.sizes[label]:
-                    del longer[label]
-                excess, _, less = self.price(longer, room)
-                if excess == 1 and less < time:
-                    found.append((less, label, longer))
-            if not found:
-                return cuts
-            time, _, cuts = min(found, key=lambda each: each[:2])
+        return best[2], best[0] == 1
 
 
 def cheapest_slicing(subscripts: Subscripts, plans: Sequence[Plan], limit: int, trained: bool, begun: Set[str],
                      plan_of: Callable[[Rest, Mapping[str, int]], Plan]) -> Slicing:  # fmt: skip
     """Return the slicing that takes least time, of one without pieces where everything fits.
 
-    Args:
-        subscripts: the parsed equation.
-        plans: of whole calls, by paths worth a try.
-        limit: bytes.
-        trained: gradients are computed, a piece at a time.
-        begun: labels that are cut already, into single elements.
-        plan_of: makes the plan of a piece: of what is left of a path, with these extents of labels.
+    Of the plans of whole calls, each by another path, some labels may be cut already (``begun``), into single elements.
+    ``plan_of`` makes the plan of a piece: of what is left of a path, with these extents of labels.
 
     Raises:
         EinsumError: the result alone is larger, no piece is small enough, or pieces take too many FLOPs.
@@ -287,7 +258,7 @@ def _slicing(plan: Plan, limit: int, plan_of: Callable[[Rest, Mapping[str, int]]
     flops = sum(cutting.full)
     peak = _peak_bytes(plan, (), trained) + (_gradient_bytes(plan) if trained else 0)
     if peak <= limit and not begun:
-        return cutting.price({}, inf)[2], Slicing(subscripts, sizes, rest, (), {}, plan, (), peak, flops, 1.0, 1)
+        return cutting.price({}, inf)[2], Slicing(subscripts, sizes, rest, (), {}, plan, (), peak, 1.0, 1)
     room = limit / _item(plan)
     if not trained and not begun and plan.numerics.compute == plan.numerics.result and not plan.numerics.native:
         rest = small_parts(subscripts, sizes, path, int(room))
@@ -304,12 +275,11 @@ def _slicing(plan: Plan, limit: int, plan_of: Callable[[Rest, Mapping[str, int]]
                 for each, extent in cuts.items()
             }
             piece = plan_of(rest, cuts)
-        items: tuple[Item, ...] = ()
-        if not trained:
-            nodes = [(step.reads, step.labels) for step in piece.steps]
-            items = tuple(nested(len(cutting.axes), needs_of(cutting.axes, nodes, rest.subscripts.output, cuts)))
+        nodes = [(step.reads, step.labels) for step in piece.steps]
+        items = tuple(nested(len(cutting.axes), needs_of(cutting.axes, nodes, rest.subscripts.output, cuts)))
         side_by_side = any(label in subscripts.output for label in cuts)
-        peak = _peak_bytes(piece, items, trained) + _item(plan) * cutting.beside[side_by_side]
+        # For its gradients, all of a piece is contracted anew.
+        peak = _peak_bytes(piece, () if trained else items, trained) + _item(plan) * cutting.beside[side_by_side]
         # The path tells less than a plan, which may copy operands.
         if peak <= limit or not fits or room < 1:
             steps = cutting.steps(cuts)
@@ -317,7 +287,7 @@ def _slicing(plan: Plan, limit: int, plan_of: Callable[[Rest, Mapping[str, int]]
             ratio = (flops + more) / max(flops, 1)
             count = max([runs for *_, runs in steps])
             time, axes = cutting.price(cuts, inf)[2], tuple(map(frozenset, cutting.axes))
-            return time, Slicing(subscripts, sizes, rest, axes, cuts, piece, items, peak, flops + more, ratio, count)
+            return time, Slicing(subscripts, sizes, rest, axes, cuts, piece, items, peak, ratio, count)
         room = max(room - max((peak - limit) / _item(plan), 0.02 * (room - cutting.beside[0])), 0.5)
 
 

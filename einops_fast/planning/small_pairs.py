@@ -26,14 +26,7 @@ _SMALL = 1 << 12
 
 
 def small_step(left: Term, right: Term, keep: list[str], output: str, sizes: Mapping[str, int]) -> Gemm | Native | None:
-    """Return the step that contracts two terms; ``None`` where ways to do that have to be priced.
-
-    Args:
-        left, right: the terms.
-        keep: labels that a later step needs.
-        output: labels of the answer.
-        sizes: extent of every label.
-    """
+    """Return the step that contracts two terms to these labels; ``None`` where ways to do that have to be priced."""
     one, two = left.labels, right.labels
     own = [label for label in two if label not in one]
     full = left.size * prod([sizes[label] for label in own])

@@ -50,17 +50,10 @@ class Arrange(Record):
 AS_IS = Arrange()
 
 
-B = TypeVar("B", bound="_Base")
-
-
 class _Base(Record):
     reads: tuple[int, ...]
     labels: str
     shape: tuple[int, ...]
-
-    def at(self: B, reads: tuple[int, ...], labels: str) -> B:
-        """The same of other slots, with other labels of the result."""
-        return type(self)(reads, labels, *list(self)[2:])  # type: ignore[call-overload]
 
 
 class Cast(_Base):

@@ -63,14 +63,7 @@ def labels_of(chunks: Sequence[str], as_words: bool) -> list[Hashable]:
 def read_as_words(
     terms: Sequence[list[str]], output: list[str] | None, ranks: Sequence[int], words: bool
 ) -> list[bool]:
-    """Per term, whether it is words; the module's docstring has the rules.
-
-    Args:
-        terms: the chunks of each operand's term.
-        output: those of the output, if the equation has one.
-        ranks: how many axes each operand has.
-        words: whether words may be meant at all.
-    """
+    """Per term, given as chunks, whether it is words; the module's docstring has the rules."""
     letters = [fits_as_letters(chunks, rank) for chunks, rank in zip(terms, ranks, strict=True)]
     if all(letters) or not words:
         return [False] * len(terms)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from itertools import chain, count
+from itertools import chain
 from math import inf, prod
 from typing import Any
 
 from einops_fast.backends import Backend
 from einops_fast.planning.layout import contiguous_strides
 from einops_fast.planning.notation import Subscripts
+from einops_fast.planning.parts import Rest, without_parts
 from einops_fast.planning.path import Path, explicit_path
 from einops_fast.planning.plan import Plan, make_plan
 from einops_fast.planning.target import Operand
@@ -23,10 +24,8 @@ Groups = list[tuple[int, ...]]
 class Folding(Record):
     """An equation with groups of constants that are contracted beforehand."""
 
-    parts: tuple[tuple[tuple[int, ...], str], ...]  # for each group, the positions of its operands and its equation
-    others: tuple[int, ...]  # the positions of the operands that are in no group
-    equation: str  # of the groups' arrays, then the others
-    optimize: Any  # as for `einops_fast.fast_einsum`, for this equation
+    rest: Rest  # the groups as parts, and what is left
+    optimize: Any  # as for `einops_fast.fast_einsum`, for what is left
 
     def compile(
         self, backend: Backend, contract: Callable[..., Any], whole: Callable[..., Any], rest: Callable[..., Any]
@@ -39,20 +38,21 @@ class Folding(Record):
             backend: that of the operands.
             contract: contracts arrays by an equation.
             whole: contracts all operands, for calls in which nothing may be kept.
-            rest: makes a callable that contracts the arrays that it's given, by :attr:`equation`.
+            rest: makes a callable that contracts the arrays that it's given, those of the groups first.
         """
-        held = sorted(chain(*[positions for positions, _ in self.parts]))
+        parts, others_at = self.rest.parts, self.rest.others
+        held = sorted(chain(*[part.operands for part in parts]))
         kept: tuple[Any, list[Any], Callable[..., Any]] | None = None
 
         def run(*operands: Any) -> Any:
             nonlocal kept
-            constants, others = [operands[at] for at in held], [operands[at] for at in self.others]
+            constants, others = [operands[at] for at in held], [operands[at] for at in others_at]
             last = kept
             if last is None or last[0] != backend.versions(constants):
                 if not backend.may_keep(constants):
                     return whole(*operands)
                 versions = backend.versions(constants)
-                arrays = [contract(equation, *[operands[at] for at in group]) for group, equation in self.parts]
+                arrays = [contract(part.equation, *[operands[at] for at in part.operands]) for part in parts]
                 computed = backend.mark(arrays[0])
                 if computed is None:  # a graph is captured, which would compute them anew
                     return whole(*operands)
@@ -121,52 +121,26 @@ def _connected(inputs: Sequence[str], constants: Collection[int]) -> Groups:
 
 def _fold(subscripts: Subscripts, groups: Groups, path: Path | None, optimize: Any) -> Folding | None:
     """Return the folding of these groups; of those of one operand, if it has an axis that nothing else needs."""
-    inputs, output = subscripts.inputs, subscripts.output
-    parts, labels = [], []
-    for group in groups:
-        needed = set(output).union(*[term for at, term in enumerate(inputs) if at not in group])
-        kept = "".join([label for label in dict.fromkeys("".join([inputs[at] for at in group])) if label in needed])
-        if len(group) > 1 or len(kept) < len(inputs[group[0]]):
-            parts.append((group, f"{','.join([inputs[at] for at in group])}->{kept}"))
-            labels.append(kept)
-    if not parts:
+    inputs = subscripts.inputs
+
+    def shrinks(at: int) -> bool:
+        needed = set(subscripts.output).union(*inputs[:at], *inputs[at + 1 :])
+        return len(needed & set(inputs[at])) < len(inputs[at])
+
+    groups = [group for group in groups if len(group) > 1 or shrinks(group[0])]
+    if not groups:
         return None
-    folded = set(chain(*[group for group, _ in parts]))
-    others = tuple([at for at in range(len(inputs)) if at not in folded])
-    equation = f"{','.join([*labels, *[inputs[at] for at in others]])}->{output}"
-    left = optimize if path is None else _left_of(path, [group for group, _ in parts], others, len(inputs))
-    return Folding(tuple(parts), others, equation, left)
-
-
-def _left_of(path: Path, groups: Groups, others: tuple[int, ...], operands: int) -> Path:
-    """Return what a path does beside contracting the groups, whose arrays come first and then the others."""
-    numbers = {at: number for number, group in enumerate(groups) for at in group}
-    numbers.update({at: len(groups) + number for number, at in enumerate(others)})
-    terms = [numbers[at] for at in range(operands)]
-    left = list(range(len(groups) + len(others)))
-    unused = count(len(left))
-    steps = []
-    for positions in path:
-        taken = {terms.pop(at) for at in sorted(positions, reverse=True)}
-        if len(taken) == 1:  # within a group
-            terms += taken
-            continue
-        steps.append(tuple(sorted([left.index(number) for number in taken])))
-        new = next(unused)
-        left = [*[number for number in left if number not in taken], new]
-        terms.append(new)
-    return tuple(steps)
+    rest = without_parts(subscripts, path or (), groups)
+    return Folding(rest, optimize if path is None else rest.path)
 
 
 def _seconds(folding: Folding, plan: Plan, room: int | None) -> float:
     """Return the predicted time of a call after the groups have been contracted."""
-    terms, output = folding.equation.split("->")
-    inputs = tuple(terms.split(","))
-    arrays = [tuple([plan.sizes[label] for label in term]) for term in inputs[: len(folding.parts)]]
+    rest = folding.rest
+    arrays = [tuple([plan.sizes[label] for label in term]) for term in rest.subscripts.inputs[: len(rest.parts)]]
     if room is not None and max(map(prod, arrays)) > room:
         return inf
     dtype = plan.numerics.compute
     operands = [Operand(shape, contiguous_strides(shape), dtype) for shape in arrays]
-    operands += [plan.operands[at] for at in folding.others]
-    subscripts = Subscripts(inputs, output, plan.subscripts.names, folding.equation)
-    return make_plan(subscripts, operands, plan.target, plan.numerics, folding.optimize, room).seconds
+    operands += [plan.operands[at] for at in rest.others]
+    return make_plan(rest.subscripts, operands, plan.target, plan.numerics, folding.optimize, room).seconds

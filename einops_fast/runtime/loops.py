@@ -30,14 +30,9 @@ def in_loops(
     program: Sequence[tuple[Any, tuple[int, ...]]],
     count: int,
 ) -> Callable[..., Any]:
-    """Return one callable of operands that makes the calls of a piece's steps in loops.
+    """Return one callable of ``count`` operands that makes the calls of a piece's steps in loops.
 
-    Args:
-        slicing: the piece, and the loops.
-        backend: that of the operands.
-        shown: shows how far a call is, of so many pieces; it gives what is called after each.
-        program: the calls, each with the slots that it reads.
-        count: how many operands there are.
+    ``shown`` shows how far a call is, of so many pieces, and gives what is called after each.
     """
     steps, output = slicing.piece.steps, slicing.subscripts.output
     last, terms = count + len(steps) - 1, list(slicing.rest.subscripts.inputs)
@@ -81,13 +76,10 @@ class _Loops:
         self.pieces = 0
 
     def compiled(self, items: Sequence[Item], terms: list[str], odd: bool, times: int = 1) -> list[_Call]:
-        """Return calls for items in turn.
+        """Return calls for steps and loops in turn, which run so many times.
 
-        Args:
-            items: steps and loops.
-            terms: the labels of the operands here, where those of outer loops may be gone.
-            odd: some axes are shorter than those of the plan.
-            times: how often the items run.
+        ``terms`` are the labels of the operands here, where those of outer loops may be gone; ``odd``: some axes are
+        shorter than those of the plan.
         """
         calls, made = list[_Call](), set[int]()
         for item in items:
@@ -172,7 +164,7 @@ class _Loops:
             if total is None:
                 if widened is not None or is_new:
                     return part if widened is None else widened(part)
-                total = backend.sums_of(part, part.shape, wide=False)
+                total = backend.sums_of(part, part.shape)
             total += part
             return total
 
@@ -188,7 +180,7 @@ class _Loops:
             if not around:
                 part, values[slot] = values[slot], None
                 if values[-3] is None:
-                    values[-3] = backend.sums_of(part, shape, wide=False)
+                    values[-3] = backend.sums_of(part, shape)
                 values[-3][tuple(values[-2])] = part
 
         return put

@@ -74,9 +74,11 @@ def kept(cache: dict[K, T], key: K, make: Callable[[], T]) -> T:
     return found
 
 
-def remember_alike(question: Hashable, like: Callable[[Sequence[Any]], bool], run: Callable[..., Any],
+def remember_alike(question: Hashable, like: Callable[[Sequence[Any]], bool] | None, run: Callable[..., Any],
                    operands: Sequence[Any]) -> None:  # fmt: skip
     """Keep a compiled plan for operands like these, unless it's kept; the oldest of its question goes first."""
+    if like is None:  # nothing tells such operands
+        return
     with _lock:
         if len(_alike) >= LIMIT:
             _alike.clear()

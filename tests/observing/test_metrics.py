@@ -293,14 +293,14 @@ def test_kernels_of_a_real_choice(tmp_path, monkeypatch, torch):
 
 def test_copies_of_library_calls_count_where_these_were_chosen():
     """A step with a kernel copies nothing, unless the library's calls run it."""
+    from einops_fast.backends.gpus import gpu_ceilings
     from einops_fast.planning.notation import parse
     from einops_fast.planning.plan import make_plan
     from einops_fast.planning.target import Numerics, Operand, Target
 
-    ceilings = einops_fast.backends.gpus.gpu_ceilings("H200")
     operands = [Operand((a, b, c), (b * c, c, 1), "float32") for a, b, c in ((300, 40, 50), (50, 40, 60))]
-    target = Target("torch", "cuda:0", ceilings, kernels=frozenset({"float32"}))
-    plan = make_plan(parse("ijk,kjl->il", (3, 3)), operands, target, Numerics("float32", "float32"), "auto")
+    target = Target("torch", "cuda:0", gpu_ceilings("H200"), kernels=frozenset({"float32"}))
+    plan = make_plan(parse("ijk,kjl->il", (3, 3)), operands, target, Numerics("float32", "float32"))
     [step] = plan.steps
     assert type(step).__name__ == "Fused"
     kernel, library = (SimpleNamespace(chosen=SimpleNamespace(name=name)) for name in ("tile 64", "library on copies"))

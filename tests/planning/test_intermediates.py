@@ -78,8 +78,7 @@ def test_what_an_elementwise_product_or_a_sum_reads_has_no_gaps() -> None:
 
 
 @pytest.mark.parametrize("name", ["ring", "ladder"])
-def test_pairs_that_are_alike_give_the_same_values(name: str) -> None:
-    """Of many operands of the same shapes, most pairs have the steps of an earlier one."""
+def test_networks_of_equal_shapes(name: str) -> None:
     letters, generator = ascii_letters[:24], np.random.default_rng(0)
     sides = [letters[at] + letters[(at + 1) % 12] for at in range(12)]
     terms = sides if name == "ring" else [side + letters[at + 12] for at, side in enumerate(sides)] + [*letters[12:]]

@@ -162,15 +162,9 @@ def test_expanded_axes_are_dropped() -> None:
     assert isinstance(select, Select)
     assert select.axes == (0,)
     assert isinstance(product, Gemm)
-
-
-def test_expanded_axes_stay_where_nothing_else_has_them() -> None:
-    assert not any(isinstance(step, Select) for step in steps("bij,jk->bik", "ij", "jk"))
-
-
-def test_expanded_axes_stay_where_their_gradient_is_wanted() -> None:
-    target = STRIDED.replace(drops_expanded=False)
-    assert kinds(steps("bij,bjk->bik", "ij", "bjk", target=target)) == [Gemm]
+    # Not where nothing else has them, nor where their gradient is wanted.
+    assert Select not in kinds(steps("bij,jk->bik", "ij", "jk"))
+    assert kinds(steps("bij,bjk->bik", "ij", "bjk", target=STRIDED.replace(drops_expanded=False))) == [Gemm]
 
 
 # ---- what is a GEMM
@@ -235,46 +229,31 @@ def test_axis_in_the_way_becomes_a_batch_axis() -> None:
     assert step.right.shape == (1, SIZE, SIZE)  # which the other operand lacks
 
 
-@pytest.mark.parametrize("memory", ["ik_", "k_i_"])
-def test_gaps_between_all_elements_are_a_reason_to_copy(memory: str) -> None:
-    (reason,) = copies([only_gemm(steps("ik,kj->ij", memory, "kj"))])
-    assert "merge" in reason
-
-
-def test_gaps_between_rows_are_not() -> None:
-    assert not copies([only_gemm(steps("ik,kj->ij", "i_k", "k_j"))])
+@pytest.mark.parametrize(("memory", "copied"), [("ik_", 1), ("k_i_", 1), ("i_k", 0)])
+def test_gaps_between_all_elements_are_a_reason_to_copy(memory: str, copied: int) -> None:
+    reasons = copies([only_gemm(steps("ik,kj->ij", memory, "k_j"))])
+    assert [("merge" in reason) for reason in reasons] == [True] * copied
 
 
 # ---- attention: batch axes that don't merge
 
 SCORES = "bind,bjnd->bnij"
+SLOW_CALLS = STRIDED.replace(ceilings=replace(CEILINGS, call=1.0, again=1.0))
 
 
-def test_two_batch_axes_at_once() -> None:
-    step = only_gemm(steps(SCORES, target=STRIDED.replace(batch_axes=2)))
-    assert not copies([step])
-    assert (step.batch, step.buffer) == ((SIZE, SIZE), None)
-
-
-def test_two_batch_axes_where_one_is_allowed_are_looped_over() -> None:
-    """Each product is written to its place, and nothing is copied, because that would cost more here."""
-    step = only_gemm(steps(SCORES))
-    assert not copies([step])
-    assert step.buffer is not None
-    assert sorted(step.batch) == [SIZE, SIZE]
-
-
-def test_two_batch_axes_are_merged_by_a_copy_where_loops_cost_more() -> None:
-    target = STRIDED.replace(ceilings=replace(CEILINGS, call=1.0, again=1.0))
+@pytest.mark.parametrize(
+    ("target", "batch", "looped", "copied"),
+    [
+        (STRIDED.replace(batch_axes=2), (SIZE, SIZE), False, False),
+        (STRIDED, (SIZE, SIZE), True, False),  # each product is written to its place: to copy would cost more
+        (SLOW_CALLS, (SIZE * SIZE,), False, True),
+        (STRIDED.replace(writes=False), (SIZE * SIZE,), False, True),
+    ],
+    ids=["at once", "looped over", "merged where loops cost more", "merged where nothing is written in place"],
+)
+def test_two_batch_axes(target: Target, batch: tuple[int, ...], looped: bool, copied: bool) -> None:
     step = only_gemm(steps(SCORES, target=target))
-    assert step.batch == (SIZE * SIZE,)
-    assert copies([step])
-
-
-def test_two_batch_axes_are_merged_by_a_copy_where_nothing_can_be_written_in_place() -> None:
-    step = only_gemm(steps(SCORES, target=STRIDED.replace(writes=False)))
-    assert step.batch == (SIZE * SIZE,)
-    assert copies([step])
+    assert (step.batch, step.buffer is not None, bool(copies([step]))) == (batch, looped, copied)
 
 
 @pytest.mark.parametrize("memory", [("bnid", "bnjd"), ("bnid", "bndj")])

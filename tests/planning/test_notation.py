@@ -164,6 +164,7 @@ def test_more_labels_than_ascii_letters(labels: int) -> None:
     assert pattern(parsed.equation) == pattern(f"{equation}->{symbols[0]}{symbols[-1]}")
     assert len({letter for letter, _ in parsed.names}) == labels
     assert all(len(letter) == 1 and letter.isalpha() for letter, _ in parsed.names)
+    assert [label for _, label in parsed.names] == symbols
     numbers = [[i, i + 1] for i in range(labels - 1)]
     assert pattern(parse_interleaved(numbers, None, ranks).equation) == pattern(parsed.equation)
 
@@ -196,16 +197,12 @@ def test_subscripts_are_values() -> None:
     ("equation", "ranks", "says", "at"),
     [
         ("i.j", (2,), "'.' is not part of '...'", "."),
-        ("..i", (2,), "'.' is not part of '...'", "."),
         ("....i", (2,), "'.' is not part of '...'", "."),
         ("...i...", (3,), "the term of operand 0 has more than one '...'", "...i..."),
-        ("......", (3,), "the term of operand 0 has more than one '...'", "......"),
         ("i...,j->... ...", (3, 1), "the output has more than one '...'", "... ..."),
-        ("i->->j", (1,), "a second '->'", "->"),
         ("i,j->k->l", (1, 1), "a second '->'", "->"),
         ("i-j", (2,), "'-' is not part of '->'", "-"),
         ("i>j", (2,), "'>' is not part of '->'", ">"),
-        ("i - > j", (1,), "'-' is not part of '->'", "-"),
         ("b (h d) -> b h d", (2,), "can't be grouped", "("),
         ("i,j->i,j", (1, 1), "no ','", ","),
         ("i;j->ij", (2,), "';' can't be a label", ";"),
@@ -213,7 +210,6 @@ def test_subscripts_are_values() -> None:
         ("_ j", (2,), "'_' can only be part of a word", "_"),
         ("ij->ik", (2,), "the output has axis 'k', which no operand has", "k"),
         ("ij->ii", (2,), "the output has axis 'i' twice", "i"),
-        ("batch i -> batch k", (2,), "the output has axis 'k', which no operand has", "k"),
         ("batch i -> batch width", (2,), "the output has axis 'width', which no operand has", "width"),
         ("batch i -> batch batch", (2,), "the output has axis 'batch' twice", "batch"),
     ],
@@ -226,15 +222,6 @@ def test_malformed(equation: str, ranks: tuple[int, ...], says: str, at: str) ->
 
 
 @pytest.mark.parametrize(
-    ("equation", "ranks", "says"),
-    [("ij", (2, 2), "1 term for 2 operands"), ("i,j,", (1, 1), "3 terms for 2 operands"), ("", (), "1 term")],
-)
-def test_terms_and_operands_differ_in_number(equation: str, ranks: tuple[int, ...], says: str) -> None:
-    with pytest.raises(SubscriptsError, match=says):
-        parse(equation, ranks)
-
-
-@pytest.mark.parametrize(
     ("equation", "ranks", "says", "at"),
     [
         ("ij,jk->ik", (3, 2), "operand 0 has 3 axes, but its term names 2", "ij"),
@@ -244,10 +231,8 @@ def test_terms_and_operands_differ_in_number(equation: str, ranks: tuple[int, ..
         ("d1 d2", (3,), "operand 0 has 3 axes, but its term names 2", "d1 d2"),
         # A wrong rank doesn't turn letters into a word.
         ("ij,jk->ik", (2, 1), "operand 1 has 1 axis, but its term names 2 (it is not one word", "jk"),
-        ("ij,jk->i", (2, 1), "operand 1 has 1 axis, but its term names 2 (it is not one word", "jk"),
         ("ij,kl->ik", (2, 1), "operand 1 has 1 axis, but its term names 2 (it is not one word", "kl"),
         ("...ij,...jk->...i", (3, 1), "operand 1 has 1 axis, but its term names 2 beside '...' (it", "...jk"),
-        ("ij->ji", (1,), "operand 0 has 1 axis", "ij"),
     ],
 )
 def test_wrong_rank(equation: str, ranks: tuple[int, ...], says: str, at: str) -> None:
@@ -272,6 +257,7 @@ def test_words_can_be_off() -> None:
         ([[..., ...]], None, (2,), SubscriptsError, "more than one '...'"),
         ([[[0], 1]], None, (2,), SubscriptsError, "a label must be hashable"),
         ([[0, 1]], [0], (2, 2), SubscriptsError, "1 term for 2 operands"),
+        ([[0], [1], []], None, (1, 1), SubscriptsError, "3 terms for 2 operands"),
         ([], None, (), SubscriptsError, "0 terms"),
     ],
 )
