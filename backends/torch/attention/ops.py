@@ -7,12 +7,11 @@ Importing this module registers the operators.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 
-from einops_fast.attention.prediction import attention_flops
+from einops_fast.attention.prediction import attention_flops, gradient_flops
 from einops_fast.attention.spec import AttentionSpec
 from einops_fast.backends.torch.attention import ahead
 from einops_fast.backends.torch.attention.call import DIFFERENTIABLE, differentiated_twice
@@ -23,7 +22,7 @@ from einops_fast.backends.triton.launching.launch import accumulator
 from einops_fast.dtypes import dtype_name
 from einops_fast.planning.layout import dense_strides
 
-__all__ = ["attention_backward", "attention_forward", "constants", "gradient_flops", "spec_of"]
+__all__ = ["attention_backward", "attention_forward", "constants", "spec_of"]
 
 _ARRAYS = (
     "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? mask, Tensor? alibi_slopes, Tensor? sinks, "
@@ -178,11 +177,6 @@ def _backward_gradients(ctx: Any, *gradients: Any) -> Sequence[Any]:
     d_out, d_lse, *arrays = ctx.saved_tensors
     again = differentiated_twice(spec_of(arrays, ctx.numbers), tuple(arrays), d_out, d_lse, ctx.wanted, gradients)
     return None, None, *again
-
-
-def gradient_flops(spec: AttentionSpec) -> int:
-    """Count the FLOPs of the backward pass alone."""
-    return attention_flops(replace(spec, gradients=True)) - attention_flops(spec)
 
 
 #: The result and the logarithms of the arrays of :class:`AttentionInputs`, in its order, and of what

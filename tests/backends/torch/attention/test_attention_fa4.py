@@ -6,6 +6,7 @@ Where flash-attn-4 and a GPU are there, they are tested; else a stand-in tests a
 import sys
 from dataclasses import replace
 from importlib.util import find_spec
+from types import SimpleNamespace
 from typing import Any
 
 import fa4_stand_in
@@ -220,6 +221,33 @@ def test_second_derivatives_are_an_error(device: str) -> None:
 
 
 # ---- what it refuses
+
+
+@pytest.mark.parametrize(
+    "error", [AssertionError("unsupported"), ImportError("unsupported"), RuntimeError("no memory")]
+)
+def test_what_it_refuses_when_it_is_called_goes_to_the_next_one(monkeypatch: Any, error: Exception) -> None:
+    """Eagerly; in compiled code, and alone, its own error is raised."""
+
+    def refuse(*arrays: Any, **options: Any) -> Any:
+        raise error
+
+    monkeypatch.setitem(sys.modules, "flash_attn.cute.interface", SimpleNamespace(_flash_attn_fwd=refuse))
+    monkeypatch.setattr(fa4.Fa4, "unavailable", lambda self, device: None)
+    monkeypatch.setattr(devices, "_capability", lambda device: (9, 0))
+    clear_plans()
+    call, arrays, _ = made(CASES["plain"], "cpu")
+    with attention_backend("math"):
+        expected = call(*arrays)
+    with attention_backend("fa4", "math"):
+        with pytest.warns(RuntimeWarning, match=f"attention by fa4: .*{error}. Such calls go to math"):
+            torch.testing.assert_close(call(*arrays), expected)
+        with pytest.raises(RuntimeError, match=str(error)):
+            whole(call)(*arrays)
+    with attention_backend("fa4"), pytest.raises(RuntimeError, match=str(error)):
+        call(*arrays)
+    clear_plans()
+
 
 SPEC = AttentionSpec(
     batch=(2, 8), q_batch=(2, 8), k_batch=(2, 8), v_batch=(2, 8), q_len=128, kv_len=128, head_dim=64, v_head_dim=64,
