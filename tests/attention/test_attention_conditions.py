@@ -25,6 +25,7 @@ EVEN = {"strides": ((576000, 72, 576, 1),) * 3}
     [
         (sdpa.Flash, ODD, "16 bytes"),
         (sdpa.Flash, EVEN, None),
+        (sdpa.Flash, {"scale": 0.0}, "positive scale"),
         (sdpa.Flash, {"head_dim": 63, "v_head_dim": 63, **ODD}, None),  # torch copies them, with 64 features
         (sdpa.Cudnn, ODD, "16 bytes"),
         (sdpa.Efficient, {"dtype": "float32", "strides": ((544000, 68, 544, 1),) * 3}, None),
@@ -34,8 +35,6 @@ EVEN = {"strides": ((576000, 72, 576, 1),) * 3}
         (sdpa.Efficient, {**BIAS, "dtype": "float32"}, None),
         (sdpa.Cudnn, {**BIAS, "bias_dtype": "bfloat16"}, "round the bias from bfloat16 to float16"),
         (sdpa.Cudnn, {**BIAS, "bias_dtype": "float16"}, None),
-        (fa4.Fa4, {"sinks": True, "sinks_batch": (1, 8)}, None),
-        (fa4.Fa4, {"sinks": True, "sinks_batch": (2, 8)}, "same for all of the batch"),
     ],
 )
 def test_a_condition_of_the_problem(way: Any, change: dict[str, Any], reason: str | None) -> None:

@@ -28,8 +28,7 @@ def made(case: tuple[Any, Any, dict[str, Any]], device: str) -> tuple[Any, list[
         order = torch.randperm(40, generator=generator)[: 2 * count].reshape(2, count)
         options["block_table"] = order.to(device, torch.int32)
     if "sinks" in options:
-        sinks = torch.randn(options["sinks"], generator=generator).to(device)
-        options["sinks"] = sinks
+        options["sinks"] = torch.randn(options["sinks"], generator=generator).to(device)
     if isinstance(way, dict):
         return partial(attention, **way), arrays, options
     return (partial(attention, way) if " " in way else partial(attention, layout=way)), arrays, options

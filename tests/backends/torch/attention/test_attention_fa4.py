@@ -12,15 +12,13 @@ from typing import Any
 import fa4_stand_in
 import pytest
 import torch
+from attention_spec import SPEC
 from fa4_calls import BR, THD, P, check, made, results
 from torch_operands import whole
 
 from einops_fast import OperandError, attention, attention_backend
 from einops_fast.attention import attend
-from einops_fast.attention.features import feature_table
-from einops_fast.attention.registry import candidates, implementation
-from einops_fast.attention.spec import AttentionSpec
-from einops_fast.backends.torch.attention.implementations import devices, fa4, sdpa
+from einops_fast.backends.torch.attention.implementations import devices, fa4
 from einops_fast.runtime.plan_cache import clear_plans
 
 
@@ -63,51 +61,31 @@ UNLIKE = {"cu_seqlens_q": STARTS, "cu_seqlens_kv": KV_STARTS}
 #: Pattern, shapes of q, k and v, options; lists of numbers are arrays of integers.
 CASES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "plain": (P, shapes(130, 200), {}),
-    "float16": (P, shapes(130, 200), {"dtype": "float16"}),
-    "scale": (P, shapes(130, 200), {"scale": 0.3}),
     "causal": (P, shapes(200, 200), {"causal": True}),
     "causal, fewer queries": (P, shapes(130, 200), {"causal": BR}),
-    "causal, more queries": (P, shapes(500, 200), {"causal": BR, "return_lse": True}),
     "window": (P, shapes(300, 300), {"window": (20, 50)}),
-    "window before": (P, shapes(300, 300), {"window": (20, None)}),
-    "window after": (P, shapes(300, 300), {"window": (None, 20)}),
-    "window, causal": (P, shapes(300, 430), {"window": (60, None), "causal": BR}),
     "window, more queries": (P, shapes(600, 200), {"window": (60, 20), "alignment": BR, "return_lse": True}),
-    "window, far fewer queries": (P, shapes(3, 600), {"window": (60, 20), "alignment": BR}),
     "softcap": (P, shapes(130, 200), {"softcap": 3.0}),
-    "softcap, causal": (P, shapes(200, 200, 4, 2, 128), {"softcap": 3.0, "causal": True}),
-    "lse": (P, shapes(130, 200), {"return_lse": True}),
-    "lse, causal, softcap": (P, shapes(200, 200), {"return_lse": True, "causal": True, "softcap": 3.0}),
+    "lse, softcap": (P, shapes(130, 200), {"return_lse": True, "softcap": 3.0, "dtype": "float16"}),
     "sinks": (P, shapes(130, 200), {"sinks": 4, "return_lse": True}),
     "sinks, GQA": (P, shapes(130, 200, 4, 2), {"sinks": 4, "causal": BR}),
-    "sinks, more queries": (P, shapes(500, 200, 4, 2), {"sinks": 4, "causal": BR, "return_lse": True}),
     "GQA": (P, shapes(130, 200, 6, 2), {}),
-    "GQA, causal, window": (P, shapes(300, 300, 6, 2, 128), {"causal": True, "window": (70, 0)}),
     "MQA": (P, shapes(130, 200, 4, 1), {"causal": BR}),
     "two axes of heads": (
         "b i g r d, b j g d, b j g e -> b i g r e", ((2, 130, 2, 3, 64), (2, 99, 2, 64), (2, 99, 2, 64)), {},
-    ),
-    "bhsd": ("b h i d, b h j d, b h j e -> b h i e", ((2, 4, 130, 64), (2, 4, 200, 64), (2, 4, 200, 64)), {}),
-    "sbhd": (
-        "i b h d, j b h d, j b h e -> i b h e", ((130, 2, 4, 64), (200, 2, 4, 64), (200, 2, 4, 64)), {"causal": BR},
     ),
     "permuted": (
         "h i b d, j b h d, b h j e -> i h b e", ((4, 130, 2, 64), (200, 2, 4, 64), (2, 4, 200, 64)),
         {"return_lse": True},
     ),
     "no batch": ("i h d, j h d, j h e -> i h e", packed(130, 200), {}),
-    "no heads": ("b i d, b j d, b j e -> b i e", ((2, 130, 64), (2, 200, 64), (2, 200, 64)), {"causal": BR}),
     "one query": ("b h d, b j h d, b j h e -> b h e", ((2, 4, 64), (2, 200, 4, 64), (2, 200, 4, 64)), {}),
     "keys shared by the batch": ("b i h d, j h d, j h e -> b i h e", ((2, 130, 4, 64), (200, 4, 64), (200, 4, 64)), {}),
     "one array": ("bs3hd", ((2, 130, 3, 4, 64),), {"causal": True}),
     "thd": (THD, packed(200, 230), {**UNLIKE, "return_lse": True}),
-    "thd, GQA": (THD, packed(200, 230, 4, 2), UNLIKE),
     "thd, causal": (THD, packed(200, 230), {**UNLIKE, "causal": BR, "return_lse": True}),
-    "thd, causal, GQA": (THD, packed(200, 200, 4, 2, 128), {"cu_seqlens_q": STARTS, "causal": BR}),
-    "thd, window": (THD, packed(200, 200), {"cu_seqlens_q": STARTS, "window": (10, 5), "alignment": BR}),
     "thd, softcap, sinks": (THD, packed(200, 200), {"cu_seqlens_q": STARTS, "softcap": 3.0, "sinks": 4}),
-    "thd, a tail": (THD, packed(260, 260), {"cu_seqlens_q": SHORT, "return_lse": True}),
-    "thd, a tail, GQA": (THD, packed(260, 260, 4, 2), {"cu_seqlens_q": SHORT, "causal": BR}),
+    "thd, a tail": (THD, packed(260, 260, 4, 2), {"cu_seqlens_q": SHORT, "causal": BR, "return_lse": True}),
 }  # fmt: skip
 
 #: Without gradients only.
@@ -116,29 +94,26 @@ FORWARD: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "values of 64": (P, shapes(130, 200, 4, 4, 256, 64), {}),
     "values of 128": (P, shapes(130, 200, 4, 2, 192, 128), {"causal": BR}),
 }
-for pages in (16, 32, 256):
-    paged = "b i h d, page j g d, page j g e -> b i h e"
-    table = {"cache_seqlens": [17, 250], "block_table": pages}
-    sizes = ((2, 3, 4, 128), (40, pages, 2, 128), (40, pages, 2, 128))
-    FORWARD[f"pages of {pages}"] = (paged, sizes, {**table, "return_lse": True})
-    FORWARD[f"pages of {pages}, causal"] = (paged, sizes, {**table, "causal": BR, "cache_seqlens": [1, 256]})
-    FORWARD[f"pages of {pages}, hardly any keys"] = (
-        paged, sizes, {**table, "causal": BR, "cache_seqlens": [2, 0], "return_lse": True},
-    )  # fmt: skip
-    FORWARD[f"pages of {pages}, window, softcap"] = (paged, sizes, {**table, "window": (100, 0), "softcap": 3.0})
-    FORWARD[f"pages of {pages}, sinks"] = (paged, sizes, {**table, "sinks": 4, "cache_seqlens": [0, 256]})
+for pages in (16, 256):
+    for name, options in {
+        "": {"return_lse": True},
+        ", causal, hardly any keys": {"causal": BR, "cache_seqlens": [2, 0], "return_lse": True},
+        ", window, softcap, sinks": {"window": (100, 0), "softcap": 3.0, "sinks": 4, "cache_seqlens": [0, 256]},
+    }.items():
+        FORWARD[f"pages of {pages}{name}"] = (
+            "b i h d, page j g d, page j g e -> b i h e", ((2, 3, 4, 128), (40, pages, 2, 128), (40, pages, 2, 128)),
+            {"cache_seqlens": [17, 250], "block_table": pages, **options},
+        )  # fmt: skip
 
 DIMS = [
     *[(dim, dim) for dim in fa4._BACKWARD],
     *[(dim, other) for dim, others in fa4._UNEVEN_BACKWARD.items() for other in others],
 ]
-HEADS: dict[str, tuple[Any, Any, dict[str, Any]]] = {}
-for dim, v_dim in DIMS:
-    HEADS[f"{dim}/{v_dim}"] = (P, shapes(150, 170, 4, 4, dim, v_dim), {})
-for dim, v_dim in DIMS:
-    HEADS[f"{dim}/{v_dim}, causal"] = (P, shapes(150, 170, 4, 4, dim, v_dim), {"causal": BR})
-for dim in (24, 64, 96, 192, 256):
-    HEADS[f"{dim}, GQA"] = (P, shapes(150, 170, 4, 2, dim), {"causal": BR})
+HEADS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    f"{dim}/{v_dim}, {options}": (P, shapes(150, 170, 4, 4, dim, v_dim), options)
+    for dim, v_dim in DIMS
+    for options in ({}, {"causal": BR})
+}
 
 
 def compared(case: tuple[Any, Any, dict[str, Any]], device: str, gradients: bool) -> None:
@@ -169,7 +144,7 @@ def test_features_of_a_head(case: str) -> None:
     compared(HEADS[case], "cuda", True)
 
 
-@pytest.mark.parametrize("case", ["plain", "sinks, GQA", "lse, causal, softcap", "thd, a tail"])
+@pytest.mark.parametrize("case", ["plain", "sinks, GQA", "lse, softcap", "thd, a tail"])
 def test_compiled_it_gives_the_same(case: str, device: str) -> None:
     call, arrays, options = made(CASES[case], device)
     if "cu_seqlens_q" in options:
@@ -199,7 +174,7 @@ def test_nothing_beyond_the_end_of_a_cache_has_an_effect() -> None:
 
 
 def test_only_the_gradient_of_the_log(device: str) -> None:
-    call, arrays, options = made(CASES["lse"], device)
+    call, arrays, options = made(CASES["lse, softcap"], device)
     found = []
     for name, dtype in (("fa4", torch.bfloat16), ("math", torch.float64)):
         leaves = [each.detach().to(dtype).requires_grad_() for each in arrays]
@@ -249,13 +224,9 @@ def test_what_it_refuses_when_it_is_called_goes_to_the_next_one(monkeypatch: Any
     clear_plans()
 
 
-SPEC = AttentionSpec(
-    batch=(2, 8), q_batch=(2, 8), k_batch=(2, 8), v_batch=(2, 8), q_len=128, kv_len=128, head_dim=64, v_head_dim=64,
-    dtype="bfloat16", scale=0.125, strides=((65536, 64, 512, 1),) * 3,
-)  # fmt: skip
 GROUPED = {
     "batch": (2, 4, 2), "q_batch": (2, 4, 2), "k_batch": (2, 4, 1), "v_batch": (2, 4, 1),
-    "strides": ((131072, 128, 64, 1024, 1), (65536, 64, 0, 512, 1), (65536, 64, 0, 512, 1)),
+    "strides": ((1024000, 128, 64, 1024, 1), (512000, 64, 0, 512, 1), (512000, 64, 0, 512, 1)),
 }  # fmt: skip
 VARLEN = {"varlen": True, "batch": (4, 8), "q_batch": (1, 8), "k_batch": (1, 8), "v_batch": (1, 8)}
 
@@ -264,27 +235,21 @@ VARLEN = {"varlen": True, "batch": (4, 8), "q_batch": (1, 8), "k_batch": (1, 8),
     ("change", "reason"),
     [
         ({"dtype": "float32"}, "float16 and bfloat16"),
-        ({"dropout_p": 0.1}, "no dropout"),
         ({"mask": (1, 1, 128, 128)}, "no mask"),
-        ({"scale": 0.0}, "positive scale"),
         ({"scale": -0.5}, "positive scale"),
         ({"head_dim": 264, "v_head_dim": 264}, "up to 256"),
         ({"head_dim": 60, "v_head_dim": 60}, "multiples of 8"),
         ({"head_dim": 96, "v_head_dim": 256}, "too few registers"),
         ({"gradients": True, "head_dim": 80, "v_head_dim": 80}, "right with head_dim 80"),
-        ({"gradients": True, "head_dim": 112, "v_head_dim": 112, "causal": True}, "right with head_dim 112"),
         ({"gradients": True, "v_head_dim": 32}, "64 beside 32"),
-        ({"gradients": True, "head_dim": 128, "v_head_dim": 64}, "128 beside 64"),
-        ({"gradients": True, "head_dim": 32, "v_head_dim": 16}, "32 beside 16"),
         ({"gradients": True, "head_dim": 192, "v_head_dim": 128, **GROUPED}, "heads share their keys"),
-        ({"gradients": True, "v_head_dim": 128}, "64 beside 128"),
         ({"gradients": True, "deterministic": True}, "same bits"),
         ({"gradients": True, "cache": True, "page_size": 16, "alignment": "bottom_right"}, "gradients where"),
         ({"cache": True, "alignment": "bottom_right"}, "without pages, what lies beyond"),
         ({"cache": True, "page_size": 128, "alignment": "bottom_right"}, "pages of 128, what lies beyond"),
         ({"strides": ((65536, 1, 512, 8),) * 3}, "side by side"),
         ({"strides": ((65536, 68, 544, 1),) * 3}, "16 bytes"),
-        ({"causal": True, "q_len": 64}, "last query faces the last key"),
+        ({"causal": True, "q_len": 640}, "last query faces the last key"),
         ({"causal": True, **VARLEN}, "last query faces the last key"),
         ({**VARLEN, "batch": (4, 2, 8), "q_batch": (1, 2, 8), "k_batch": (1, 2, 8), "v_batch": (1, 2, 8),
           "strides": ((0, 1000000, 64, 512, 1),) * 3}, "beside packed sequences"),
@@ -337,15 +302,3 @@ def test_odd_addresses_and_sinks_of_the_batch_are_refused(device: str) -> None:
         with pytest.raises(OperandError, match="same for all of the batch"):
             attention(P, q, q, q, sinks=("b h", torch.zeros(2, 4, device=device)))
         assert attention(P, q, q, q, sinks=("h", torch.zeros(4, device=device))).shape == q.shape
-
-
-@pytest.mark.parametrize("scale", [0.0, -1.0])
-def test_flash_takes_a_positive_scale_only(scale: float) -> None:
-    assert sdpa.Flash().lacks(SPEC) is None
-    assert "positive scale" in str(sdpa.Flash().lacks(replace(SPEC, scale=scale)))
-
-
-def test_it_is_in_the_table() -> None:
-    assert implementation("fa4").lacks(SPEC) is None
-    assert "`fa4`" in feature_table()
-    assert "fa4" in dict(candidates(replace(SPEC, device="cpu")))
