@@ -72,6 +72,12 @@ CASES = {
     "sinks": ({"sinks": random(H)}, {"sinks": random(H)}),
     "sinks-mask": ({"sinks": ("h", random(H)), "mask": MASK}, {"sinks": random(H), "mask": MASK}),
     "segments": ({"segment_ids": (Q_IDS, KV_IDS)}, {"q_segments": Q_IDS, "kv_segments": KV_IDS}),
+    "segments-far": (
+        {"segment_ids": (Q_IDS << 32, KV_IDS << 32)}, {"q_segments": Q_IDS, "kv_segments": KV_IDS}
+    ),
+    "segments-of-two-kinds": (
+        {"segment_ids": (Q_IDS.astype("int8"), KV_IDS)}, {"q_segments": Q_IDS, "kv_segments": KV_IDS}
+    ),
     "segments-named": (
         {"segment_ids": (("i", Q_IDS[0]), ("j b", KV_IDS.T)), "causal": True},
         {"q_segments": Q_IDS[0], "kv_segments": KV_IDS, "causal": True},
