@@ -89,16 +89,6 @@ def test_a_scale_holds_for_all_widths() -> None:
             torch.testing.assert_close(attention(q, q, q, layout="bhsd", scale=0.25), expected)
 
 
-def test_causal_lengths_are_planned() -> None:
-    for q_len, kv_len in ((4, 4), (5, 5), (6, 6), (3, 7)):
-        q, k = torch.randn(1, 2, q_len, 8), torch.randn(1, 2, kv_len, 8)
-        for causal in ("top_left", "bottom_right"):
-            shift = kv_len - q_len if causal == "bottom_right" else 0
-            mask = torch.ones(q_len, kv_len, dtype=torch.bool).tril(shift)
-            expected = torch.nn.functional.scaled_dot_product_attention(q, k, k, attn_mask=mask)
-            torch.testing.assert_close(attention(q, k, k, layout="bhsd", causal=causal), expected)
-
-
 @pytest.mark.parametrize("autocast", [False, True])
 def test_a_call_that_comes_back_is_not_read_again(monkeypatch: pytest.MonkeyPatch, autocast: bool) -> None:
     """Nor under autocast, where it has nothing to convert."""
