@@ -4,12 +4,6 @@ import torch
 from attention_spellings import HEADS_FIRST, HEADS_LAST, SQUARE, B, H, M, Mask, N, spelling
 
 
-@spelling(*HEADS_FIRST, Mask((B, 1, 1, N)))
-def mask_of_keys(q, k, v, mask):
-    scores = (q @ k.mT) / 2
-    return scores.masked_fill(~mask, float("-inf")).softmax(-1) @ v
-
-
 @spelling(*HEADS_FIRST, Mask((B, N)))
 def mask_of_keys_with_new_axes(q, k, v, mask):
     scores = torch.einsum("bhid,bhjd->bhij", q, k)
@@ -95,12 +89,6 @@ def causal_by_tril(q, k, v):
 
 
 @spelling(*SQUARE)
-def causal_by_triu(q, k, v):
-    mask = torch.triu(torch.full((M, M), float("-inf")), diagonal=1)
-    return (q @ k.mT + mask).softmax(-1) @ v
-
-
-@spelling(*SQUARE)
 def causal_by_positions(q, k, v):
     n = q.shape[2]
     mask = torch.arange(n)[:, None] >= torch.arange(n)[None, :]
@@ -180,12 +168,6 @@ def causal_gate(q, k, v):
     return torch.matmul(torch.softmax(w * b + -1e4 * (1 - b), dim=-1), v)
 
 
-@spelling(*SQUARE)
-def causal_gate_of_ones(q, k, v):
-    b = torch.tril(torch.ones(M, M))[None, None, :M, :M]
-    return ((1.0 - b) * -1e10 + b * (q @ k.mT)).softmax(-1) @ v
-
-
 # ---- windows
 
 
@@ -194,12 +176,6 @@ def window_by_positions(q, k, v):
     i, j = torch.arange(M)[:, None], torch.arange(M)[None, :]
     mask = (j <= i) & (i - j < 3)
     return (q @ k.mT).masked_fill(~mask, float("-inf")).softmax(-1) @ v
-
-
-@spelling(*SQUARE)
-def window_on_both_sides(q, k, v):
-    distance = (torch.arange(M)[:, None] - torch.arange(M)[None, :]).abs()
-    return torch.where(distance <= 2, q @ k.mT, -torch.inf).softmax(-1) @ v
 
 
 @spelling(*SQUARE)

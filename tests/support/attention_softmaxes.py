@@ -13,13 +13,6 @@ def softmax_by_hand(q, k, v):
 
 
 @spelling(*HEADS_FIRST)
-def softmax_by_hand_with_max(q, k, v):
-    scores = q @ k.mT
-    weights = torch.exp(scores - torch.max(scores, dim=-1, keepdim=True)[0])
-    return (weights / torch.sum(weights, dim=-1, keepdim=True)) @ v
-
-
-@spelling(*HEADS_FIRST)
 def softmax_by_hand_without_max(q, k, v):
     weights = torch.exp((q @ k.mT) * 0.5)
     return (weights / weights.sum(dim=-1, keepdim=True)) @ v
@@ -78,13 +71,6 @@ def normalized_late(q, k, v):
     scores = torch.einsum("bhid,bhjd->bhij", q, k)
     weights = (scores - scores.amax(-1, keepdim=True)).exp()
     return torch.einsum("bhij,bhje->bhie", weights, v) / weights.sum(-1, keepdim=True)
-
-
-@spelling(*HEADS_FIRST)
-def normalized_late_without_max(q, k, v):
-    weights = torch.exp(q @ k.mT / 2)
-    total = weights.sum(dim=-1)
-    return (weights @ v) / total[..., None]
 
 
 @spelling(*HEADS_LAST)
