@@ -248,7 +248,6 @@ def attend(request: Request, arrays: dict[str, Any], words: Hashable = None) -> 
 
 
 def _tell(request: Request, backend: Backend, arrays: Mapping[str, Any]) -> None:
-    """Tell observers of a call."""
     options = {**request._asdict(), "options": request.options._asdict(), "names": [*arrays]}
     tell("attention", options.pop("pattern"), backend, [*arrays.values()], options)
 
@@ -279,7 +278,6 @@ def _deterministic(request: Request) -> Request:
 
 
 def _is_nested(arrays: Mapping[str, Any]) -> bool:
-    """Return whether any of q, k and v is a nested tensor."""
     return any(getattr(arrays[name], "is_nested", False) is True for name in ("q", "k", "v"))
 
 

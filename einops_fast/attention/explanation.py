@@ -189,7 +189,6 @@ def _explained(text: str, plan: Plan, arrays: Sequence[Any]) -> AttentionExplana
 
 
 def _least_predicted(spec: AttentionSpec, on: Ceilings) -> Decision:
-    """Choose for a GPU that isn't here."""
     answers = candidates(spec)
     predicted = {name: way.seconds(spec, on) for name, way in answers if isinstance(way, Implementation)}
     if not predicted:
@@ -206,7 +205,6 @@ def _predicted(spec: AttentionSpec, inputs: AttentionInputs, decision: Decision)
 
 
 def _packed_flops(spec: AttentionSpec, inputs: AttentionInputs) -> int:
-    """Count the FLOPs of packed sequences, each as long as it is."""
     on = arrays_of(spec.framework)
     ends = [on.integers(each) for each in (inputs.cu_seqlens_q, inputs.cu_seqlens_kv)]
     lengths = Counter(zip(*[[end - start for start, end in pairwise(each)] for each in ends], strict=True))

@@ -231,7 +231,6 @@ def _find(
     hinted: frozenset[str],
     text: str,
 ) -> str:
-    """Return which of the axes are the queries, or the keys."""
     if sequence is not None:
         for letter in letters:
             if names[letter] == sequence[place]:

@@ -182,7 +182,6 @@ def implementation(name: str) -> Implementation | str:
 
 
 def _wake(names: tuple[str, ...]) -> bool:
-    """Make implementations that aren't made yet."""
     with _lock:
         for name in names:
             if name not in _made:

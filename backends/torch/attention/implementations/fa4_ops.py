@@ -30,7 +30,6 @@ _ARRAY_COUNT = 8
 
 
 def _shapes(q: Any, v: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Return the shapes of the result and of the logarithms."""
     *batch, length, heads, _ = q.shape
     return (*batch, length, heads, v.shape[-1]), (*batch, heads, length)
 
