@@ -35,6 +35,7 @@ EVEN = {"strides": ((576000, 72, 576, 1),) * 3}
         (sdpa.Efficient, {**BIAS, "dtype": "float32"}, None),
         (sdpa.Cudnn, {**BIAS, "bias_dtype": "bfloat16"}, "round the bias from bfloat16 to float16"),
         (sdpa.Cudnn, {**BIAS, "bias_dtype": "float16"}, None),
+        (fa4.Fa4, {"sinks": True, "sinks_batch": (2, 8)}, "same for all of the batch"),
     ],
 )
 def test_a_condition_of_the_problem(way: Any, change: dict[str, Any], reason: str | None) -> None:
