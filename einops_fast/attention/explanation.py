@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import pairwise
 from typing import Any
@@ -15,7 +15,6 @@ from einops_fast.attention.choice import Decision, choose
 from einops_fast.attention.memory import current_score_memory
 from einops_fast.attention.options import Options
 from einops_fast.attention.prediction import attention_bytes, attention_flops
-from einops_fast.attention.prepare import Plan
 from einops_fast.attention.registry import Implementation, candidates, none_left
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.backends import get_backend
@@ -161,14 +160,10 @@ def explain_attention(*operands: Any, **options: Any) -> AttentionExplanation:
     backend, arrays = own_call(arrays)
     if backend.attend is not None:
         raise OperandError(f"explain_attention explains what one device does: give parts, not a {backend.name} of all")
-    plan = plan_of(request, arrays, backend.name)
-    return _explained(text, plan, (*arrays.values(),))
-
-
-def _explained(text: str, plan: Plan, arrays: Sequence[Any]) -> AttentionExplanation:
-    spec, inputs, gpu = plan.spec, plan.inputs(arrays), aimed()
+    plan, given = plan_of(request, arrays, backend.name), (*arrays.values(),)
+    spec, inputs, gpu = plan.spec, plan.inputs(given), aimed()
     if gpu is None:
-        decision = choose(plan, "never", arrays)
+        decision = choose(plan, "never", given)
     else:
         spec = replace(spec, device="cuda:0")
         decision = _least_predicted(spec, gpu_ceilings(gpu.name))

@@ -13,7 +13,7 @@ from einops_fast.attention.torch_state import seed_for
 from einops_fast.backends.torch.attention.layouts import LENGTHS, NAMES, Arrays
 from einops_fast.backends.torch.attention.runs import AttentionCall
 from einops_fast.backends.torch.function import recorded
-from einops_fast.backends.torch.types import is_batched, is_jit_tracing
+from einops_fast.backends.torch.types import PLAIN, is_batched, is_jit_tracing
 from einops_fast.backends.triton.attention.arguments import NO_EXTRAS, Extras
 
 __all__ = [
@@ -83,12 +83,7 @@ class GivenAttention:
 
 def _in_memory(arrays: Arrays) -> bool:
     """Return whether all are what is in memory: no tensors of other kinds, no views that stand for the negative."""
-    for each in arrays:
-        if each is not None:
-            kind = type(each)
-            if (kind is not torch.Tensor and kind is not torch.nn.Parameter) or each.is_neg():
-                return False
-    return True
+    return all(each is None or (type(each) in PLAIN and not each.is_neg()) for each in arrays)
 
 
 class _Attention(torch.autograd.Function):
