@@ -99,12 +99,6 @@ def a_sum_of_other_exponentials(q, k, v):
     return (scores.exp() / (2 * scores).exp().sum(-1, keepdim=True)) @ v
 
 
-@look_alike("", *HEADS_FIRST)
-def a_sum_over_another_axis(q, k, v):
-    weights = (q @ k.mT).exp()
-    return (weights / weights.sum(-2, keepdim=True).sum(-1, keepdim=True)) @ v
-
-
 @look_alike("different loop order", *SQUARE)
 def scores_that_are_transposed(q, k, v):
     return (q @ k.mT).mT.softmax(-2) @ v
@@ -130,12 +124,6 @@ def padding_that_hides_less_than_the_causal_mask(q, k, v, mask):
     """A query that sees keys of padding alone sees them still."""
     scores = (q @ k.mT).masked_fill(mask, -1e9)
     return scores.masked_fill(torch.ones(M, M).triu(1).bool(), float("-inf")).softmax(-1) @ v
-
-
-@look_alike("unsupported option", *SQUARE, Mask((B, 1, 1, M)))
-def padding_by_another_large_number(q, k, v, mask):
-    scores = (q @ k.mT).masked_fill(torch.ones(M, M).triu(1).bool(), -1e10)
-    return scores.masked_fill(mask, -1e9).softmax(-1) @ v
 
 
 @look_alike("unsupported option", *HEADS_FIRST, Mask((B, 1, M, N)), (H, M, N))

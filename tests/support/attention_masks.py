@@ -17,12 +17,6 @@ def where(q, k, v, mask):
     return scores.softmax(-1) @ v
 
 
-@spelling(*HEADS_FIRST, Mask((M, N)))
-def where_of_a_tensor(q, k, v, mask):
-    scores = torch.where(mask, q @ k.mT, torch.tensor(-1e9, dtype=q.dtype))
-    return scores.softmax(-1) @ v
-
-
 @spelling(*HEADS_FIRST, Mask((B, 1, 1, N)), Mask((M, N)))
 def two_masks(q, k, v, one, other):
     scores = (q @ k.mT).masked_fill(~one, -torch.inf)
@@ -45,11 +39,6 @@ def mask_in_place(q, k, v, mask):
     scores = q @ k.mT
     scores.masked_fill_(~mask, float("-inf"))
     return scores.softmax(-1) @ v
-
-
-@spelling(*HEADS_FIRST, (H, M, N))
-def bias_of_positions(q, k, v, bias):
-    return (torch.einsum("bhid,bhjd->bhij", q, k) + bias).softmax(-1) @ v
 
 
 @spelling(*HEADS_FIRST, (1, H, M, N), (B, 1, 1, N))
