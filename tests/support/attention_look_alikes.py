@@ -21,12 +21,6 @@ def look_alike(reason: str, *shapes: Any) -> Callable[[Callable[..., Any]], Call
 
 
 @look_alike("value used elsewhere", *HEADS_FIRST)
-def weights_are_returned(q, k, v):
-    weights = (q @ k.mT).softmax(-1)
-    return weights @ v, weights
-
-
-@look_alike("value used elsewhere", *HEADS_FIRST)
 def scores_are_used_twice(q, k, v):
     scores = q @ k.mT
     return scores.softmax(-1) @ v + scores.mean()
@@ -40,11 +34,6 @@ def softmax_over_the_queries(q, k, v):
 @look_alike("", *HEADS_FIRST)
 def no_softmax(q, k, v):
     return (q @ k.mT) @ v
-
-
-@look_alike("", *HEADS_FIRST)
-def another_function(q, k, v):
-    return torch.sigmoid(q @ k.mT) @ v
 
 
 @look_alike("", (B, H, M, N), (B, H, N, E))
@@ -100,11 +89,6 @@ def a_sum_of_other_exponentials(q, k, v):
 
 
 @look_alike("different loop order", *SQUARE)
-def scores_that_are_transposed(q, k, v):
-    return (q @ k.mT).mT.softmax(-2) @ v
-
-
-@look_alike("different loop order", *SQUARE)
 def a_product_of_queries_alone(q, k, v):
     return torch.einsum("bhij,bhie->bhje", (q @ k.mT).softmax(-1), v)
 
@@ -143,12 +127,6 @@ def a_logarithm_of_shifted_scores(q, k, v):
     return scores.softmax(-1) @ v, scores.logsumexp(-1)
 
 
-@look_alike("value used elsewhere", *HEADS_FIRST)
-def a_logarithm_over_all_rows(q, k, v):
-    scores = q @ k.mT
-    return scores.softmax(-1) @ v, scores.logsumexp((-1, -2))
-
-
 @look_alike("value used elsewhere", (M, D), (N, D), (N, E))
 def a_logarithm_that_broadcasts(q, k, v):
     scores = q @ k.mT
@@ -156,11 +134,6 @@ def a_logarithm_that_broadcasts(q, k, v):
     weights = torch.exp(scores - largest)
     total = weights.sum(-1, keepdim=True)
     return (weights @ v) / total, torch.log(total) + largest.squeeze(-1)
-
-
-@look_alike("unsupported option", *SQUARE, (M, M))
-def a_gate_of_any_number(q, k, v, gate):
-    return ((q @ k.mT) * gate - 1e10 * (1 - gate)).softmax(-1) @ v * 0 + v
 
 
 @look_alike("unsupported option", *SQUARE)

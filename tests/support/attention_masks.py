@@ -11,12 +11,6 @@ def mask_of_keys_with_new_axes(q, k, v, mask):
     return scores.softmax(-1) @ v
 
 
-@spelling(*HEADS_FIRST, Mask((M, N)))
-def where(q, k, v, mask):
-    scores = torch.where(mask, q @ k.mT, torch.finfo(q.dtype).min)
-    return scores.softmax(-1) @ v
-
-
 @spelling(*HEADS_FIRST, Mask((B, 1, 1, N)), Mask((M, N)))
 def two_masks(q, k, v, one, other):
     scores = (q @ k.mT).masked_fill(~one, -torch.inf)
@@ -46,11 +40,6 @@ def two_biases(q, k, v, one, other):
     scores = one + q @ k.mT
     scores += other
     return scores.softmax(-1) @ v
-
-
-@spelling(*HEADS_FIRST, (H, M, N))
-def bias_that_is_scaled_too(q, k, v, bias):
-    return ((q @ k.mT - bias) * 0.25).softmax(-1) @ v
 
 
 @spelling(*HEADS_LAST, (M, N, H))
@@ -89,13 +78,6 @@ def causal_with_padding(q, k, v, mask):
     causal = torch.ones(M, M).tril().view(1, 1, M, M)
     scores = (q @ k.mT).masked_fill(causal == 0, float("-inf"))
     return scores.masked_fill(~mask, float("-inf")).softmax(-1) @ v
-
-
-@spelling(*SQUARE)
-def causal_by_triu_of_a_full_tensor(q, k, v):
-    mask = torch.full((1, 1, M, M), float("-inf"), device=q.device)
-    mask = torch.triu(mask, diagonal=1).type_as(q)
-    return (q @ k.mT + mask).softmax(-1) @ v
 
 
 @spelling(*SQUARE)
@@ -168,12 +150,6 @@ def window_by_positions(q, k, v):
 
 
 @spelling(*SQUARE)
-def window_by_triangles(q, k, v):
-    mask = torch.ones(M, M).tril(1).triu(-2).bool()
-    return (q @ k.mT).masked_fill(mask.logical_not(), -1e9).softmax(-1) @ v
-
-
-@spelling(*SQUARE)
 def window_as_what_is_added(q, k, v):
     far = torch.full((M, M), float("-inf"))
     mask = far.triu(1) + far.tril(-3)
@@ -206,13 +182,6 @@ def window_and_bias(q, k, v, bias):
     i = torch.arange(M)
     scores = q @ k.mT + bias
     return scores.masked_fill((i[:, None] - i).abs() > 3, float("-inf")).softmax(-1) @ v
-
-
-@spelling(*SQUARE, Mask((B, 1, 1, M)))
-def window_and_padding(q, k, v, mask):
-    i = torch.arange(M)
-    far = i - i[:, None] > 1
-    return (q @ k.mT).masked_fill(far, -1e9).masked_fill(~mask, -1e9).softmax(-1) @ v
 
 
 @spelling(*SQUARE)

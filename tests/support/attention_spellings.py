@@ -63,12 +63,6 @@ def einsums_with_keys_first(q, k, v):
 
 
 @spelling(*HEADS_FIRST)
-def einsum_of_swapped_operands(q, k, v):
-    weights = torch.softmax(torch.einsum("bhjd,bhid->bhij", k, q), -1)
-    return torch.einsum("bhje,bhij->bhie", v, weights)
-
-
-@spelling(*HEADS_FIRST)
 def einsum_with_an_ellipsis(q, k, v):
     return torch.einsum("...ij,...je->...ie", torch.einsum("...id,...jd->...ij", q, k).softmax(-1), v)
 
@@ -113,11 +107,6 @@ def baddbmm_of_nothing(q, k, v):
     q, k, v = (each.flatten(0, 1) for each in (q, k, v))
     empty = torch.empty(B * H, M, N, dtype=q.dtype)
     return torch.bmm(torch.baddbmm(empty, q, k.transpose(1, 2), beta=0, alpha=0.4).softmax(-1), v)
-
-
-@spelling((B, M, D), (B, N, D), (B, N, E))
-def three_axes(q, k, v):
-    return torch.softmax(torch.einsum("bid,bjd->bij", q, k), -1) @ v
 
 
 @spelling((B, M, 2, H, D), (B, M, 2, H, D), (B, M, 2, H, E))
@@ -207,12 +196,6 @@ def no_axis_of_queries(q, k, v):
 @spelling(*HEADS_FIRST)
 def scale_as_a_tensor(q, k, v):
     return (q @ k.mT / torch.sqrt(torch.tensor(float(D)))).softmax(-1) @ v
-
-
-@spelling((B, M, 2, H, D), (B, N, 2, H, D), (B, N, 2, H, E))
-def heads_of_two_letters(q, k, v):
-    weights = torch.einsum("bighd,bjghd->bghij", q, k).softmax(-1)
-    return torch.einsum("bghij,bjghe->bighe", weights, v).flatten(2)
 
 
 @spelling((2, M, H, D), (2, N, D), (2, N, E))
