@@ -119,11 +119,3 @@ def test_arrays_that_are_none_are_named(message: str, options: dict[str, Any]) -
     options = {name: value for name, value in options.items() if name not in ("q", "k", "v")}
     with pytest.raises(EinsumError, match=message):
         attention(P, *arrays, **options)
-
-
-def test_a_longest_sequence_without_sequences_is_refused_at_every_call() -> None:
-    q = torch.randn(2, 5, 3, 8)
-    for _ in range(3):
-        attention("b i h d, b j h d, b j h e -> b i h e", q, q, q)
-        with pytest.raises(EinsumError, match="max_seqlen_q is of packed sequences"):
-            attention("b i h d, b j h d, b j h e -> b i h e", q, q, q, max_seqlen_q=3)

@@ -19,7 +19,7 @@ from einops_fast import (
     explain_attention,
 )
 from einops_fast.attention import registry
-from einops_fast.attention.pattern import read_layout, read_pattern, spelled
+from einops_fast.attention.pattern import read_pattern, spelled
 
 WORDS = {"b": "batch", "h": "heads", "g": "kv_heads", "i": "q_len", "j": "kv_len", "d": "head_dim", "e": "v_head_dim"}
 
@@ -355,11 +355,6 @@ def test_packed_layouts(layout, framework):
     else:
         order = layout.replace("3", "")
         np.testing.assert_allclose(found, ordered(expected, "bhsd", order), rtol=1e-12, atol=1e-12)
-
-
-def test_layout_reads_as_a_pattern():
-    assert read_layout("sbhd").pattern == "i b h d, j b g d, j b g e -> i b h e"
-    assert read_layout("bshd", True).pattern == "b i h d, p j g d, p j g e -> b i h e"
 
 
 def test_lists_are_numpy_arrays():
