@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # which can't follow a name through __getattr__
     from einops_fast import metrics as metrics
     from einops_fast import nn as nn
     from einops_fast import ops as ops
-    from einops_fast.attention.explain import explain_attention
+    from einops_fast.attention.explanation import explain_attention
     from einops_fast.compiler.front import compile
     from einops_fast.compiler.report import fusions
     from einops_fast.waiting import wait_for_kernels
@@ -60,7 +60,7 @@ einsum = fast_einsum
 
 _MODULES = ("metrics", "nn", "ops")
 
-_LATER = {"explain_attention": "attention.explain", "compile": "compiler.front", "fusions": "compiler.report",
+_LATER = {"explain_attention": "attention.explanation", "compile": "compiler.front", "fusions": "compiler.report",
           "wait_for_kernels": "waiting", "tensordot": "numpy_names", "transpose": "numpy_names"}  # fmt: skip
 """Functions that no program begins with, and where they are."""
 

@@ -80,7 +80,7 @@ def _read_operands(
     if read.packed is None:
         if len(operands) != 3:
             raise OperandError(f"attention with layout {layout!r} takes three arrays, q, k and v; not {len(operands)}")
-        return (read.pattern, read.sequence, *operands, read.varlen)
+        return (read.pattern, ("i", "j"), *operands, read.varlen)
     if len(operands) != 1:
         raise OperandError(f"attention with layout {layout!r} takes one array; not {len(operands)}")
     packed, axis = operands[0], read.packed
@@ -93,7 +93,7 @@ def _read_operands(
             f"layout {layout!r} is of an array of {len(layout)} axes with size 3 in axis {axis}, not of shape "
             f"{tuple(packed.shape)}"
         )
-    return (read.pattern, read.sequence, *apart(packed, axis), read.varlen)
+    return (read.pattern, ("i", "j"), *apart(packed, axis), read.varlen)
 
 
 def _named(value: Any) -> tuple[Any, str | None]:

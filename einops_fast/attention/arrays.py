@@ -133,44 +133,18 @@ _wake._dynamo_marked_constant = True  # type: ignore[attr-defined]
 def merge_batch(
     batch: Sequence[int], arrays: Sequence[Any], on: Arrays, first: int = 0
 ) -> tuple[tuple[int, ...], tuple[Any, ...]]:
-    """Merge neighbouring batch axes until a framework takes them all, first those for which it expands the least.
+    """Merge batch axes, those from ``first`` on, until a framework takes them all."""
+    end = first + 1 + max(0, len(batch) - (on.most_axes - 2))
+    if end == first + 1:
+        return tuple(batch), tuple(arrays)
 
-    Example:
-        >>> import numpy as np
-        >>> from einops_fast.attention.arrays import arrays_of, merge_batch
-        >>> on = arrays_of('numpy')
-        >>> on.most_axes = 4
-        >>> batch, (q, mask) = merge_batch((2, 3, 4), (np.ones((2, 3, 4, 5, 6)), np.ones((1, 1, 4, 5, 7))), on)
-        >>> del on.most_axes
-        >>> batch, q.shape, mask.shape
-        ((6, 4), (6, 4, 5, 6), (1, 4, 5, 7))
-    """
-    batch = tuple(batch)
-    while len(batch) > on.most_axes - 2:
-        prices = [
-            sum([_elements(each, at, batch) for each in arrays if each is not None])
-            for at in range(first, len(batch) - 1)
-        ]
-        at = first + prices.index(min(prices))
-        arrays = [None if each is None else _merged(each, at, batch, on) for each in arrays]
-        batch = (*batch[:at], batch[at] * batch[at + 1], *batch[at + 2 :])
-    return batch, tuple(arrays)
+    def merged(array: Any) -> Any:
+        if array is None:
+            return None
+        before, own, after = array.shape[:first], array.shape[first:end], array.shape[end:]
+        if prod(own) != 1:
+            own = batch[first:end]
+            array = on.expand(array, (*before, *own, *after))
+        return array.reshape((*before, prod(own), *after))
 
-
-def _expanded(array: Any, at: int, batch: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape with all or none of the axes ``at`` and the next."""
-    shape = tuple(array.shape)
-    return shape if shape[at : at + 2] == (1, 1) else (*shape[:at], *batch[at : at + 2], *shape[at + 2 :])
-
-
-def _elements(array: Any, at: int, batch: tuple[int, ...]) -> int:
-    """Return how many there are once two axes are merged, if that takes a copy."""
-    shape = _expanded(array, at, batch)
-    return 0 if shape == tuple(array.shape) else prod(shape)
-
-
-def _merged(array: Any, at: int, batch: tuple[int, ...], on: Arrays) -> Any:
-    shape = _expanded(array, at, batch)
-    if shape != tuple(array.shape):
-        array = on.expand(array, shape)
-    return array.reshape((*shape[:at], shape[at] * shape[at + 1], *shape[at + 2 :]))
+    return (*batch[:first], prod(batch[first:end]), *batch[end:]), tuple([merged(each) for each in arrays])

@@ -12,7 +12,6 @@ from einops_fast.attention import registry, torch_state
 from einops_fast.attention.arguments import read_call
 from einops_fast.attention.choice import choose, is_refusal, refusals, remember_refusal, warn_of_refusals
 from einops_fast.attention.options import Options, Request
-from einops_fast.attention.packed import of_nested_tensors
 from einops_fast.attention.prepare import Plan, make_plan
 from einops_fast.attention.registry import Prepared, allowed_names, unchecked_names
 from einops_fast.attention.traced import known_call, known_kinds, known_options, known_plan, may_be_known
@@ -184,7 +183,7 @@ def attend(request: Request, arrays: dict[str, Any], words: Hashable = None) -> 
     """Return the result of a call that was read, and keep what computes it by ``words``, all of it but the arrays."""
     if is_tracing():
         if _is_nested(arrays):
-            return of_nested_tensors().attend_nested(request, arrays)
+            return _attend_nested(request, arrays)
         if is_sharded(arrays["q"]):
             return outside_of_graphs(attend, request, arrays)
         return attend_traced(request, arrays)
@@ -205,7 +204,7 @@ def attend(request: Request, arrays: dict[str, Any], words: Hashable = None) -> 
         if run is not None:
             return run(*given)
         if _is_nested(arrays):
-            return of_nested_tensors().attend_nested(request, arrays)
+            return _attend_nested(request, arrays)
         torch_state.refuse_layouts(arrays)
         if autocasts(q):
             torch_state.autocast(arrays)
@@ -249,7 +248,6 @@ def attend(request: Request, arrays: dict[str, Any], words: Hashable = None) -> 
 
 
 def _tell(request: Request, backend: Backend, arrays: Mapping[str, Any]) -> None:
-    """Tell observers of a call."""
     options = {**request._asdict(), "options": request.options._asdict(), "names": [*arrays]}
     tell("attention", options.pop("pattern"), backend, [*arrays.values()], options)
 
@@ -280,8 +278,13 @@ def _deterministic(request: Request) -> Request:
 
 
 def _is_nested(arrays: Mapping[str, Any]) -> bool:
-    """Return whether any of q, k and v is a nested tensor."""
     return any(getattr(arrays[name], "is_nested", False) is True for name in ("q", "k", "v"))
+
+
+def _attend_nested(request: Request, arrays: Mapping[str, Any]) -> Any:
+    from einops_fast.backends.torch.attention.implementations.nested import attend_nested
+
+    return attend_nested(request, arrays)
 
 
 def own_call(arrays: Mapping[str, Any]) -> tuple[Backend, dict[str, Any]]:

@@ -102,7 +102,6 @@ class Axes:
         return self.pattern.keys
 
     def size(self, letters: str) -> tuple[int, ...]:
-        """Return the sizes of these axes."""
         return tuple([self.sizes[letter] for letter in letters])
 
     def view(self, term: str, shape: Sequence[int], wanted: str) -> View:

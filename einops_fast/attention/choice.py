@@ -87,9 +87,9 @@ def choose(
     return choose_by_time(answers, plan, mode, arrays, TorchClock(spec.device))
 
 
-def is_refusal(error: BaseException, kind: type[Exception] = RuntimeError) -> bool:
+def is_refusal(error: BaseException) -> bool:
     """Return whether a library says with an error that it can't do a call, and hasn't begun with it."""
-    if not isinstance(error, kind) or isinstance(error, MemoryError):
+    if not isinstance(error, RuntimeError) or isinstance(error, MemoryError):
         return False
     cause: BaseException | None = error
     while cause is not None:

@@ -1,27 +1,31 @@
-"""What a call of attention would do, in words and numbers."""
+"""`explain_attention`: what a call would do, and what it would cost, without doing it."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import pairwise
 from typing import Any
 
+from einops_fast.attention.arguments import read_call
 from einops_fast.attention.arrays import arrays_of
+from einops_fast.attention.attend import attention, own_call, plan_of
 from einops_fast.attention.choice import Decision, choose
 from einops_fast.attention.memory import current_score_memory
+from einops_fast.attention.options import Options
 from einops_fast.attention.prediction import attention_bytes, attention_flops
-from einops_fast.attention.prepare import Plan
 from einops_fast.attention.registry import Implementation, candidates, none_left
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.backends import get_backend
 from einops_fast.backends.absent_gpu import aimed
 from einops_fast.backends.gpus import gpu_ceilings
+from einops_fast.errors import OperandError
 from einops_fast.explanation import scaled
 from einops_fast.planning.cost import Ceilings
+from einops_fast.vocabulary import check_names
 
-__all__ = ["AttentionExplanation", "explanation_of_attention"]
+__all__ = ["AttentionExplanation", "explain_attention"]
 
 
 @dataclass(frozen=True)
@@ -128,11 +132,38 @@ def _features(spec: AttentionSpec) -> list[str]:
     return found + [text for name, text in names.items() if getattr(spec, name)]
 
 
-def explanation_of_attention(text: str, plan: Plan, arrays: Sequence[Any]) -> AttentionExplanation:
-    """Return the plan, and what would be chosen for these arrays now; nothing is measured."""
-    spec, inputs, gpu = plan.spec, plan.inputs(arrays), aimed()
+def explain_attention(*operands: Any, **options: Any) -> AttentionExplanation:
+    """Return what :func:`einops_fast.attention` would do with these arguments, without doing or measuring it.
+
+    Args:
+        operands, options: as for :func:`einops_fast.attention`.
+
+    Raises:
+        EinsumError: as :func:`einops_fast.attention` would.
+
+    Example:
+        >>> import numpy as np
+        >>> from einops_fast import explain_attention
+        >>> q = k = v = np.ones((2, 5, 8, 16), 'float32')
+        >>> e = explain_attention('b i h d, b j h d, b j h e -> b i h e', q, k, v)
+        >>> e.implementation, e.flops
+        ('math', 25600)
+    """
+    check_names(attention, options)
+    asked = Options._make([options.get(name, usual) for name, usual in Options._field_defaults.items()])
+    request, arrays = read_call(operands, options.get("layout"), options.get("sequence"), asked, options)
+    text = request.pattern
+    if getattr(arrays["q"], "is_nested", False) is True:
+        from einops_fast.backends.torch.attention.implementations.nested import packed_call
+
+        _, request, arrays = packed_call(request, arrays)
+    backend, arrays = own_call(arrays)
+    if backend.attend is not None:
+        raise OperandError(f"explain_attention explains what one device does: give parts, not a {backend.name} of all")
+    plan, given = plan_of(request, arrays, backend.name), (*arrays.values(),)
+    spec, inputs, gpu = plan.spec, plan.inputs(given), aimed()
     if gpu is None:
-        decision = choose(plan, "never", arrays)
+        decision = choose(plan, "never", given)
     else:
         spec = replace(spec, device="cuda:0")
         decision = _least_predicted(spec, gpu_ceilings(gpu.name))
@@ -153,7 +184,6 @@ def explanation_of_attention(text: str, plan: Plan, arrays: Sequence[Any]) -> At
 
 
 def _least_predicted(spec: AttentionSpec, on: Ceilings) -> Decision:
-    """Choose for a GPU that isn't here."""
     answers = candidates(spec)
     predicted = {name: way.seconds(spec, on) for name, way in answers if isinstance(way, Implementation)}
     if not predicted:
@@ -170,7 +200,6 @@ def _predicted(spec: AttentionSpec, inputs: AttentionInputs, decision: Decision)
 
 
 def _packed_flops(spec: AttentionSpec, inputs: AttentionInputs) -> int:
-    """Count the FLOPs of packed sequences, each as long as it is."""
     on = arrays_of(spec.framework)
     ends = [on.integers(each) for each in (inputs.cu_seqlens_q, inputs.cu_seqlens_kv)]
     lengths = Counter(zip(*[[end - start for start, end in pairwise(each)] for each in ends], strict=True))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib import import_module
 from itertools import accumulate
 from typing import Any
 
 from einops_fast.runtime.tracing import is_tracing
 
-__all__ = ["apart", "of_nested_tensors", "views"]
+__all__ = ["apart", "views"]
 
 
 def apart(packed: Any, axis: int, sizes: Sequence[int] | None = None) -> tuple[Any, ...]:
@@ -18,31 +17,14 @@ def apart(packed: Any, axis: int, sizes: Sequence[int] | None = None) -> tuple[A
     Of torch's tensors, the gradients of the parts are joined without a copy where our kernels have written them.
     """
     if getattr(packed, "is_nested", False):
-        parts: tuple[Any, ...] = of_nested_tensors().parts(packed, axis)
-        return parts
+        from einops_fast.backends.torch.attention.implementations.nested import parts
+
+        return parts(packed, axis)
     if is_tracing() or not hasattr(packed, "unbind"):
         return views(packed, axis, sizes)
-    found: tuple[Any, ...] = import_module("einops_fast.backends.torch.attention.parts").apart(packed, axis, sizes)
-    return found
+    from einops_fast.backends.torch.attention.parts import apart as apart_with_gradients
 
-
-_known: list[Any] = []
-
-
-def of_nested_tensors() -> Any:
-    """Return the module that knows nested tensors; torch.compile can follow a call of this while tracing."""
-    _wake()
-    return _known[0]
-
-
-def _wake() -> bool:
-    if not _known:
-        _known.append(import_module("einops_fast.backends.torch.attention.implementations.nested"))
-    return True
-
-
-# torch.compile takes what it returns as it is, and can't follow an import.
-_wake._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return apart_with_gradients(packed, axis, sizes)
 
 
 def views(packed: Any, axis: int, sizes: Sequence[int] | None) -> tuple[Any, ...]:

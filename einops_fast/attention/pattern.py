@@ -231,7 +231,6 @@ def _find(
     hinted: frozenset[str],
     text: str,
 ) -> str:
-    """Return which of the axes are the queries, or the keys."""
     if sequence is not None:
         for letter in letters:
             if names[letter] == sequence[place]:
@@ -268,8 +267,7 @@ def checked_sequence(sequence: object) -> tuple[str, str] | None:
 class Layout:
     """A layout as a pattern."""
 
-    pattern: str  # the same as a pattern
-    sequence: tuple[str, str]  # its axes of queries and keys
+    pattern: str  # the same as a pattern, whose axes of queries and keys are i and j
     packed: int | None  # axis along which one array holds q, k and v; `None` for three arrays
     varlen: bool  # whether sequences of several lengths lie one after the other
 
@@ -291,11 +289,10 @@ read_layout._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 @lru_cache(maxsize=256)
 def _read_layout(layout: str, paged: bool) -> Layout:
-    letters = sorted(layout) if isinstance(layout, str) else []
-    positions = [letter for letter in letters if letter in "st"]
-    if len(set(letters)) < len(letters) or not set(letters) <= set("bhstd3") or len(positions) != 1:
-        raise SubscriptsError(f"layout {layout!r} is none; the usual ones are {_USUAL}")
-    if "d" not in letters or (positions == ["t"] and "b" in letters):
+    letters = set(layout)
+    positions = letters & {"s", "t"}
+    known = len(letters) == len(layout) and letters <= set("bhstd3")
+    if not known or len(positions) != 1 or "d" not in letters or {"t", "b"} <= letters:
         raise SubscriptsError(f"layout {layout!r} is none; the usual ones are {_USUAL}")
     packed = layout.index("3") if "3" in layout else None
     terms = [
@@ -307,4 +304,4 @@ def _read_layout(layout: str, paged: bool) -> Layout:
             {"b": "b", "h": "h", "s": "i", "t": "i", "d": "e"},
         )
     ]
-    return Layout(f"{', '.join(terms[:3])} -> {terms[3]}", ("i", "j"), packed, positions == ["t"])
+    return Layout(f"{', '.join(terms[:3])} -> {terms[3]}", packed, positions == {"t"})

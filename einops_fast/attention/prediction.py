@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 
 from einops_fast.attention.spec import AttentionSpec
 from einops_fast.planning.cost import ITEM_SIZES, Ceilings
 
-__all__ = ["attention_bytes", "attention_flops", "fused_seconds", "unfused_seconds"]
+__all__ = ["attention_bytes", "attention_flops", "fused_seconds", "gradient_flops", "unfused_seconds"]
 
 _BACKWARD = 2.5
 """FLOPs of the backward over those of the forward: five products in place of two."""
@@ -25,6 +26,11 @@ def attention_flops(spec: AttentionSpec) -> int:
     Sequences that are packed count as if each were the longest.
     """
     return int(spec.flops * _seen(spec) * (1 + _BACKWARD if spec.gradients else 1))
+
+
+def gradient_flops(spec: AttentionSpec) -> int:
+    """Count the FLOPs of the backward pass alone."""
+    return attention_flops(replace(spec, gradients=True)) - attention_flops(spec)
 
 
 def _seen(spec: AttentionSpec) -> float:

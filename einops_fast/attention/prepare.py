@@ -54,7 +54,6 @@ class Plan:
     log: View  # the same of the log of the denominator
 
     def inputs(self, arrays: Iterable[Any]) -> AttentionInputs:
-        """Return the arrays as canonical views."""
         found = {}
         for (name, view, dtype), array in zip(self.views, arrays, strict=True):
             found[name] = view(array if dtype is None else self.on.cast(array, dtype), self.on.permute)
@@ -217,7 +216,6 @@ def _check(options: Options) -> None:
 
 
 def _settings(options: Options, axes: Axes, cache: bool) -> dict[str, Any]:
-    """Return the fields of the spec that come from options."""
     _check(options)
     causal, alignment = options.causal, options.alignment
     if isinstance(causal, str):

@@ -117,7 +117,6 @@ def _check_cache(lengths: Any) -> None:
 
 
 def _check_pages(used: Any, pages: int) -> None:
-    """Raise OperandError where a sequence's keys are on a page that there isn't."""
     ends = (int(used.min()), int(used.max())) if all(used.shape) else ()
     for page in ends:
         if not 0 <= page < pages:
@@ -138,7 +137,6 @@ def _gathered(pages: Any, table: Any, on: Arrays) -> Any:
 def _one_by_one(
     spec: AttentionSpec, inputs: AttentionInputs, operands: AttentionInputs, on: Arrays, wide: str, memory: int
 ) -> tuple[Any, Any]:
-    """Compute packed sequences, each by itself."""
     q_ends, kv_ends = on.integers(inputs.cu_seqlens_q), on.integers(inputs.cu_seqlens_kv)
     total = operands.q.shape[-2]
     _check_ends("q", q_ends, total, spec.q_len)
@@ -165,7 +163,6 @@ def _one_by_one(
 
 
 def _check_ends(of: str, ends: Sequence[int], total: int, longest: int) -> None:
-    """Raise ShapeError where packed sequences can't lie like that."""
     if ends[0] != 0 or any(start > end for start, end in pairwise(ends)) or ends[-1] > total:
         raise ShapeError(
             f"cu_seqlens_{of} is {_shortened(ends)}; it begins with 0, doesn't decrease, and ends by {total}, the "

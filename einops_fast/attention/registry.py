@@ -182,7 +182,6 @@ def implementation(name: str) -> Implementation | str:
 
 
 def _wake(names: tuple[str, ...]) -> bool:
-    """Make implementations that aren't made yet."""
     with _lock:
         for name in names:
             if name not in _made:
@@ -266,19 +265,16 @@ def attention_backend(*names: str) -> Setting:
     return holding(_restriction, tuple(dict.fromkeys(names)), "attention_backend")
 
 
-def _built_in(module: str, class_name: str) -> Callable[[], Implementation]:
-    def make() -> Implementation:
-        made: Implementation = getattr(import_module(module), class_name)()
-        return made
-
-    return make
+def _built_in(module: str, class_name: str) -> Implementation:
+    made: Implementation = getattr(import_module(module), class_name)()
+    return made
 
 
 _ATTENTION = "einops_fast.backends.torch.attention.implementations"
-register_implementation("triton", "torch", _built_in(f"{_ATTENTION}.triton", "Triton"))
-register_implementation("cudnn", "torch", _built_in(f"{_ATTENTION}.sdpa", "Cudnn"))
-register_implementation("fa4", "torch", _built_in(f"{_ATTENTION}.fa4", "Fa4"))
-register_implementation("flash", "torch", _built_in(f"{_ATTENTION}.sdpa", "Flash"))
-register_implementation("efficient", "torch", _built_in(f"{_ATTENTION}.sdpa", "Efficient"))
-register_implementation("cpu", "torch", _built_in(f"{_ATTENTION}.cpu", "Cpu"))
-register_implementation("math", "", _built_in("einops_fast.attention.reference", "Math"))
+register_implementation("triton", "torch", partial(_built_in, f"{_ATTENTION}.triton", "Triton"))
+register_implementation("cudnn", "torch", partial(_built_in, f"{_ATTENTION}.sdpa", "Cudnn"))
+register_implementation("fa4", "torch", partial(_built_in, f"{_ATTENTION}.fa4", "Fa4"))
+register_implementation("flash", "torch", partial(_built_in, f"{_ATTENTION}.sdpa", "Flash"))
+register_implementation("efficient", "torch", partial(_built_in, f"{_ATTENTION}.sdpa", "Efficient"))
+register_implementation("cpu", "torch", partial(_built_in, f"{_ATTENTION}.cpu", "Cpu"))
+register_implementation("math", "", partial(_built_in, "einops_fast.attention.reference", "Math"))

@@ -33,7 +33,6 @@ class _Kind(NamedTuple):
     device: Any
 
     def stride(self) -> tuple[int, ...]:
-        """Return the strides, as torch's tensors have them."""
         return self.strides
 
 

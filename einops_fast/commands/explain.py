@@ -7,7 +7,7 @@ import ast
 from contextlib import nullcontext
 from typing import Any
 
-from einops_fast.attention.explain import explain_attention
+from einops_fast.attention.explanation import explain_attention
 from einops_fast.backends.absent_gpu import absent_gpu, aiming
 from einops_fast.backends.gpus import told_rates
 from einops_fast.commands.output import print_json, print_marked

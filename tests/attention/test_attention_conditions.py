@@ -18,6 +18,7 @@ from einops_fast.runtime.plan_cache import clear_plans
 BIAS = {"bias": (2, 8, 1000, 1000), "bias_dtype": "float32"}
 ODD = {"strides": ((520000, 65, 520, 1),) * 3}
 EVEN = {"strides": ((576000, 72, 576, 1),) * 3}
+LAST = {"causal": True, "alignment": "bottom_right"}
 
 
 @pytest.mark.parametrize(
@@ -25,6 +26,14 @@ EVEN = {"strides": ((576000, 72, 576, 1),) * 3}
     [
         (sdpa.Flash, ODD, "16 bytes"),
         (sdpa.Flash, EVEN, None),
+        (sdpa.Flash, {"scale": 0.0}, "positive scale"),
+        (sdpa.Flash, LAST, None),
+        (sdpa.Efficient, LAST, None),
+        (sdpa.Flash, {**LAST, "q_len": 900}, None),
+        (sdpa.Efficient, {**LAST, "q_len": 900}, "first query faces the first key"),
+        (sdpa.Flash, {**LAST, "q_len": 1100}, "no zeros for queries without any key"),
+        (sdpa.Efficient, {**LAST, "q_len": 1100}, "first query faces the first key"),
+        (sdpa.Flash, {"causal": True, "q_len": 900}, "last query faces the last key"),
         (sdpa.Flash, {"head_dim": 63, "v_head_dim": 63, **ODD}, None),  # torch copies them, with 64 features
         (sdpa.Cudnn, ODD, "16 bytes"),
         (sdpa.Efficient, {"dtype": "float32", "strides": ((544000, 68, 544, 1),) * 3}, None),
@@ -34,7 +43,6 @@ EVEN = {"strides": ((576000, 72, 576, 1),) * 3}
         (sdpa.Efficient, {**BIAS, "dtype": "float32"}, None),
         (sdpa.Cudnn, {**BIAS, "bias_dtype": "bfloat16"}, "round the bias from bfloat16 to float16"),
         (sdpa.Cudnn, {**BIAS, "bias_dtype": "float16"}, None),
-        (fa4.Fa4, {"sinks": True, "sinks_batch": (1, 8)}, None),
         (fa4.Fa4, {"sinks": True, "sinks_batch": (2, 8)}, "same for all of the batch"),
     ],
 )

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
-import numpy as np
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention as native
@@ -20,8 +20,8 @@ def randn(*shape: int, seed: int = 0, dtype: Any = torch.float32) -> Any:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
-def operands(dtype: Any = torch.float32, heads: int = 4, kv_heads: int = 4) -> list[Any]:
-    shapes = (2, heads, 3, 8), (2, kv_heads, 4, 8), (2, kv_heads, 4, 8)
+def operands(dtype: Any = torch.float32, heads: int = 4) -> list[Any]:
+    shapes = (2, heads, 3, 8), (2, heads, 4, 8), (2, heads, 4, 8)
     return [randn(*shape, seed=at, dtype=dtype) for at, shape in enumerate(shapes)]
 
 
@@ -44,6 +44,14 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "no batch": (
         lambda q, k, v: attention("h i d, h j d, h j e -> i h e", q[0], k[0], v[0]),
         lambda q, k, v: native(q[:1], k[:1], v[:1])[0].transpose(0, 1),
+    ),
+    "shared heads": (
+        lambda q, k, v: attention(P, q, k[:, :2], v[:, :2]),
+        lambda q, k, v: native(q, k[:, :2], v[:, :2], enable_gqa=True),
+    ),
+    "drop-in, shared heads": (
+        lambda q, k, v: scaled_dot_product_attention(q, k[:, :2], v[:, :2], enable_gqa=True),
+        lambda q, k, v: native(q, k[:, :2], v[:, :2], enable_gqa=True),
     ),
     "mask": (
         lambda q, k, v: attention(P, q, k, v, mask=Q_MASK),
@@ -85,23 +93,11 @@ def test_the_second_call_is_not_read_and_is_torch_s_own(name: str, monkeypatch: 
     assert torch.equal(ours(*arrays), theirs(*arrays))
 
 
-def test_shared_heads(monkeypatch: pytest.MonkeyPatch) -> None:
-    arrays = operands(kv_heads=2)
-    expected = native(*arrays, enable_gqa=True)
-    clear_plans()
-    for _ in range(2):
-        assert torch.equal(attention(P, *arrays), expected)
-        assert torch.equal(attention(*arrays, layout="bhsd"), expected)
-        assert torch.equal(scaled_dot_product_attention(*arrays, enable_gqa=True), expected)
-        monkeypatch.setattr(attend, "attend", None)
-        monkeypatch.setattr(drop_in, "attend", None)
-
-
 @pytest.mark.parametrize("name", CALLS)
 def test_arrays_of_another_kind_are_another_call(name: str) -> None:
     ours, theirs = CALLS[name]
     clear_plans()
-    variants = [operands(), operands(torch.float64), operands(torch.bfloat16), operands(heads=2, kv_heads=2)]
+    variants = [operands(), operands(torch.float64), operands(torch.bfloat16), operands(heads=2)]
     if name == "bias":
         variants.pop()
     variants.append([each.transpose(2, 3).contiguous().transpose(2, 3) for each in variants[0]])
@@ -148,30 +144,44 @@ def test_circumstances_take_effect(name: str, monkeypatch: pytest.MonkeyPatch) -
     assert len(read) == 5
 
 
-def test_words_that_look_alike() -> None:
+def as_numpy(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: as_numpy(each) for name, each in value.items()}
+    if isinstance(value, tuple):
+        return tuple(map(as_numpy, value))
+    return value.numpy() if isinstance(value, torch.Tensor) else value
+
+
+SQUARE, SLOPES = randn(4, 4, 4)[:, :3], torch.tensor([0.5, 2.0, 1.0, 0.1])
+ALIKE: list[dict[str, Any]] = [
+    {"window": (1, 0)}, {"window": 1}, {"mask": Q_MASK}, {"mask": ("j i", Q_MASK.T)}, {"mask": Q_MASK, "bias": SQUARE},
+    {"bias": SQUARE}, {"bias": ("h i j", SQUARE)}, {"bias": ("j i h", SQUARE.permute(2, 1, 0).contiguous())},
+    {"alibi_slopes": SLOPES}, {"sinks": SLOPES}, {"return_lse": True},
+]  # fmt: skip
+
+
+def test_words_that_look_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = operands()
     clear_plans()
-    square = randn(4, 4, 4)[:, :3]
-    bias = ("h i j", square), ("j i h", square.permute(2, 1, 0).contiguous())
-    expected = native(q, k, v, square)
-    for _ in range(2):
-        torch.testing.assert_close(attention(P, q, k, v, bias=square), expected)
-        for each in bias:  # a pattern is no part of the words
-            torch.testing.assert_close(attention(P, q, k, v, bias=each), expected)
-        torch.testing.assert_close(attention(P, q, k, v, mask=Q_MASK), native(q, k, v, Q_MASK))
-        torch.testing.assert_close(scaled_dot_product_attention(q, k, v, Q_MASK), native(q, k, v, Q_MASK))
-        torch.testing.assert_close(scaled_dot_product_attention(q, k, v, square), expected)
-        both = native(q, k, v, square.masked_fill(~Q_MASK, -torch.inf))
-        torch.testing.assert_close(attention(P, q, k, v, mask=Q_MASK, bias=square), both)
-        out, lse = attention(P, q, k, v, return_lse=True)
-        torch.testing.assert_close(out, native(q, k, v))
-        torch.testing.assert_close(lse, (q @ k.transpose(-1, -2) * 8**-0.5).logsumexp(-1))
-        arrays = [each.numpy() for each in (q, k, v)]
-        np.testing.assert_allclose(attention(P, *arrays), native(q, k, v).numpy(), rtol=1e-5, atol=1e-6)
-        scale = torch.tensor(0.5)  # an array of one number may change
-        torch.testing.assert_close(attention(P, q, k, v, scale=scale), native(q, k, v, scale=0.5))
-        scale.fill_(0.25)
-        torch.testing.assert_close(attention(P, q, k, v, scale=scale), native(q, k, v, scale=0.25))
+    number, side = torch.tensor(0.5), torch.tensor(1)
+
+    expected = [attention(P, *as_numpy((q, k, v)), **as_numpy(options)) for options in ALIKE]
+
+    def check() -> None:
+        found = [as_numpy(attention(P, q, k, v, **options)) for options in ALIKE]
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+    check()
+    read = mock.Mock(side_effect=attend.read_call)
+    monkeypatch.setattr(attend, "read_call", read)
+    check()
+    assert not read.call_count
+    # What is in an array may change, so nothing of it is kept.
+    for numbers in ((0.5, 1), (0.25, 5)):
+        number.fill_(numbers[0])
+        side.fill_(numbers[1])
+        found = attention(P, q, k, v, scale=number, window=(side, 0))
+        torch.testing.assert_close(found, attention(P, q, k, v, scale=numbers[0], window=(numbers[1], 0)))
 
 
 def test_a_mask_whose_axes_are_copied_to_become_one() -> None:

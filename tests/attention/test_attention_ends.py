@@ -58,14 +58,6 @@ def test_entries_of_pages_beyond_the_end_need_not_be_pages(way: str) -> None:
     assert torch.equal(found[0], found[2])
 
 
-def test_numpy_arrays_have_anything_beyond_the_end_too() -> None:
-    q, k, table = np.ones((2, 3, 4)), np.ones((3, 4, 4)), np.array([[0, 1], [2, 99]])
-    k[1, 1:] = k[2, 2:] = np.nan
-    arguments = {"cache_seqlens": np.array([5, 2]), "block_table": table}
-    found = attention("b i d, page j d, page j e -> b i e", q, k, k, sequence=("i", "j"), **arguments)
-    np.testing.assert_array_equal(found, np.ones((2, 3, 4)))
-
-
 @pytest.mark.parametrize("framework", ["numpy", "torch", "mxnet"])
 @pytest.mark.parametrize(
     ("lengths", "table", "said"),

@@ -27,17 +27,22 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("name", CALLS)
-def test_every_length_is_right_and_planned_when_it_comes_back(name: str) -> None:
-    call, order = CALLS[name]
-    sizes = [(2, 4, 5, 7, 8), (2, 4, 6, 6, 8), (2, 4, 1, 9, 8), (3, 2, 9, 1, 4), (1, 1, 3, 2, 8), (2, 4, 5, 7, 8)] * 2
-    planned = []
+def plans(name: str, sizes: list[tuple[int, ...]]) -> list[int]:
+    """How many calls are planned after each of these calls, which are right."""
+    (call, order), found = CALLS[name], []
     for batch, heads, q_len, kv_len, head_dim in sizes:
         q = torch.randn(batch, heads, q_len, head_dim, dtype=torch.float64)
         k, v = torch.randn(2, batch, heads, kv_len, head_dim, dtype=torch.float64)
-        found = call(*[each.permute(order).contiguous() for each in (q, k, v)])
-        torch.testing.assert_close(found.permute(order), plain(q, k, v))
-        planned.append(len(attend._calls))
+        result = call(*[each.permute(order).contiguous() for each in (q, k, v)])
+        torch.testing.assert_close(result.permute(order), plain(q, k, v))
+        found.append(len(attend._calls))
+    return found
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_every_length_is_right_and_planned_when_it_comes_back(name: str) -> None:
+    sizes = [(2, 4, 5, 7, 8), (2, 4, 6, 6, 8), (2, 4, 1, 9, 8), (3, 2, 9, 1, 4), (1, 1, 3, 2, 8), (2, 4, 5, 7, 8)]
+    planned = plans(name, sizes * 2)
     assert planned[:5] == [1, 2, 2, 2, 2]
     assert planned[-1] == 5
 
@@ -45,15 +50,10 @@ def test_every_length_is_right_and_planned_when_it_comes_back(name: str) -> None
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("single", [(1, 4), (3, 1)])
 def test_one_sequence_or_one_head_is_not_planned_for_each_length(name: str, single: tuple[int, int]) -> None:
-    call, order = CALLS[name]
-    planned = []
-    for sizes in (single, single, single, (3, 2), (1, 1)):
-        for q_len, kv_len in ((5 + len(planned), 7), (1, 4 + len(planned))):
-            q = torch.randn(*sizes, q_len, 8, dtype=torch.float64)
-            k, v = torch.randn(2, *sizes, kv_len, 8, dtype=torch.float64)
-            found = call(*[each.permute(order).contiguous() for each in (q, k, v)])
-            torch.testing.assert_close(found.permute(order), plain(q, k, v))
-            planned.append(len(attend._calls))
+    kinds = [each for each in (single, single, single, (3, 2), (1, 1)) for _ in range(2)]
+    planned = plans(
+        name, [(*kind, 1 if at % 2 else 5 + at, 4 + at if at % 2 else 7, 8) for at, kind in enumerate(kinds)]
+    )
     assert planned[2:] == [planned[2]] * 8
     assert planned[2] <= 3
 
@@ -87,16 +87,6 @@ def test_a_scale_holds_for_all_widths() -> None:
             q = q[:, :, 1:].contiguous()
             expected = torch.nn.functional.scaled_dot_product_attention(q, q, q, scale=0.25)
             torch.testing.assert_close(attention(q, q, q, layout="bhsd", scale=0.25), expected)
-
-
-def test_causal_lengths_are_planned() -> None:
-    for q_len, kv_len in ((4, 4), (5, 5), (6, 6), (3, 7)):
-        q, k = torch.randn(1, 2, q_len, 8), torch.randn(1, 2, kv_len, 8)
-        for causal in ("top_left", "bottom_right"):
-            shift = kv_len - q_len if causal == "bottom_right" else 0
-            mask = torch.ones(q_len, kv_len, dtype=torch.bool).tril(shift)
-            expected = torch.nn.functional.scaled_dot_product_attention(q, k, k, attn_mask=mask)
-            torch.testing.assert_close(attention(q, k, k, layout="bhsd", causal=causal), expected)
 
 
 @pytest.mark.parametrize("autocast", [False, True])

@@ -2,7 +2,6 @@
 
 import math
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ from attention_problems import DEVICE, whole_calls
 from torch._subclasses import FakeTensorMode
 
 from einops_fast import attention, attention_backend
-from einops_fast.attention import attend
 from einops_fast.errors import EinsumError, OperandError
 
 P = "b i h d, b j h d, b j h e -> b i h e"
@@ -21,16 +19,6 @@ WAYS = ("triton", "math", "cpu")
 def operand(way: str = "cpu") -> Any:
     found = torch.randn((1, 6, 2, 16), generator=torch.Generator().manual_seed(0))
     return found.to("cpu" if way == "cpu" else DEVICE).requires_grad_()
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_a_tensor_counts_with_what_is_in_it(way: str) -> None:
-    q, scale = operand(way), torch.tensor(0.5)
-    with whole_calls(), attention_backend(way):
-        first = attention(P, q, q, q, scale=scale)
-        scale.fill_(2.0)
-        torch.testing.assert_close(attention(P, q, q, q, scale=scale), attention(P, q, q, q, scale=2.0))
-        assert not torch.equal(first, attention(P, q, q, q, scale=scale))
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -64,11 +52,6 @@ def test_a_softcap_beyond_what_is_computed_in_caps_nothing_or_all(way: str, soft
         assert torch.autograd.grad(found.sum(), q)[0].isfinite().all()
 
 
-def test_a_window_wider_than_any_array() -> None:
-    q = operand()
-    assert torch.equal(attention(P, q, q, q, window=(10**30, 10**30)), attention(P, q, q, q))
-
-
 def test_lengths_are_looked_at_where_there_are_any() -> None:
     with FakeTensorMode():
         q, lengths = torch.ones(1, 6, 2, 16), torch.ones(1, dtype=torch.int32)
@@ -78,6 +61,8 @@ def test_lengths_are_looked_at_where_there_are_any() -> None:
 def test_counts_of_any_kind() -> None:
     q = operand()
     expected = attention(P, q, q, q, window=(1, 0))
+    wide = attention(P, q, q, q, window=(10**30, 10**30))
+    assert torch.equal(wide, attention(P, q, q, q))
     for window in ((np.int64(1), 0), [1, np.uint8(0)], (torch.tensor(1), torch.tensor(0))):
         assert torch.equal(attention(P, q, q, q, window=window), expected)
     ends = torch.tensor([0, 2, 6])
@@ -89,10 +74,8 @@ def test_counts_of_any_kind() -> None:
     ("message", "options"),
     [
         ("scale is a number, not 'x'", {"scale": "x"}),
-        ("scale is a number, not '0.5'", {"scale": "0.5"}),
         ("scale is a number, not 1000", {"scale": 10**400}),
         ("scale is a number, not array", {"scale": np.ones(2)}),
-        ("scale is a number, not tensor", {"scale": torch.ones(2)}),
         ("dropout_p is a number, not 'x'", {"dropout_p": "x"}),
         ("softcap is a number, not 'x'", {"softcap": "x"}),
         ("window is .*, not 1.5", {"window": 1.5}),
@@ -136,40 +119,3 @@ def test_arrays_that_are_none_are_named(message: str, options: dict[str, Any]) -
     options = {name: value for name, value in options.items() if name not in ("q", "k", "v")}
     with pytest.raises(EinsumError, match=message):
         attention(P, *arrays, **options)
-
-
-def test_calls_with_windows_and_further_arrays_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    q, k, v = torch.randn(3, 1, 6, 2, 16)
-    square, slopes = torch.randn(6, 6), torch.tensor([0.5, 2.0])
-    side = torch.tensor(1)
-    calls: list[dict[str, Any]] = [
-        {"window": (1, 0)},
-        {"window": 1},
-        {"window": (side, 0)},
-        {"bias": square},
-        {"bias": ("i j", square)},
-        {"bias": ("j i", square)},
-        {"mask": ("j i", square > 0)},
-        {"alibi_slopes": slopes},
-        {"sinks": slopes},
-    ]
-    with attention_backend("math"):
-        expected = [attention(P, q.double(), k.double(), v.double(), **options) for options in calls]
-    for _ in range(2):  # the second time they are looked up
-        for options, wanted in zip(calls, expected, strict=True):
-            torch.testing.assert_close(attention(P, q, k, v, **options).double(), wanted, atol=1e-5, rtol=1e-5)
-    read = mock.Mock(side_effect=attend.read_call)
-    monkeypatch.setattr(attend, "read_call", read)
-    for options in calls:
-        attention(P, q, k, v, **options)
-    assert read.call_count == 1  # of what is in a tensor nothing is kept
-    side.fill_(5)
-    torch.testing.assert_close(attention(P, q, k, v, **calls[2]), attention(P, q, k, v, window=(5, 0)))
-
-
-def test_a_longest_sequence_without_sequences_is_refused_at_every_call() -> None:
-    q = torch.randn(2, 5, 3, 8)
-    for _ in range(3):
-        attention("b i h d, b j h d, b j h e -> b i h e", q, q, q)
-        with pytest.raises(EinsumError, match="max_seqlen_q is of packed sequences"):
-            attention("b i h d, b j h d, b j h e -> b i h e", q, q, q, max_seqlen_q=3)

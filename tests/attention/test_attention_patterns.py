@@ -19,7 +19,7 @@ from einops_fast import (
     explain_attention,
 )
 from einops_fast.attention import registry
-from einops_fast.attention.pattern import read_layout, read_pattern, spelled
+from einops_fast.attention.pattern import read_pattern, spelled
 
 WORDS = {"b": "batch", "h": "heads", "g": "kv_heads", "i": "q_len", "j": "kv_len", "d": "head_dim", "e": "v_head_dim"}
 
@@ -309,20 +309,15 @@ def test_shared_keys_of_all_kinds():
     grouped = Q.reshape(2, 2, 2, 3, 6)
     found = attention("b g r i d, b g j d, b g j e -> b g r i e", grouped, K, V)
     np.testing.assert_allclose(found.reshape(expected.shape), expected, rtol=1e-12, atol=1e-12)
-    one, _ = naive(Q, K[:, :1], V[:, :1])
-    for pattern, k, v in (
-        ("b h i d, b j d, b j e -> b h i e", K[:, 0], V[:, 0]),
-        ("b h i d, b g j d, b g j e -> b h i e", K[:, :1], V[:, :1]),
-        ("b h i d, b h j d, b h j e -> b h i e", K[:, :1], V[:, :1]),
+    for pattern, q, k, v, same in (
+        ("b h i d, b j d, b j e -> b h i e", Q, K[:, 0], V[:, 0], (Q, K[:, :1], V[:, :1])),
+        ("b h i d, b g j d, b g j e -> b h i e", Q, K[:, :1], V[:, :1], (Q, K[:, :1], V[:, :1])),
+        ("b h i d, b h j d, b h j e -> b h i e", Q, K[:, :1], V[:, :1], (Q, K[:, :1], V[:, :1])),
+        ("h i d, b g j d, b g j e -> b h i e", Q[0], K, V, (Q[[0, 0]], K, V)),
+        ("b h i d, b g j d, j e -> b h i e", Q, K, V[0, 0], (Q, K, np.broadcast_to(V[0, 0], V.shape))),
+        ("b h i d, g j d, b j e -> b h i e", Q, K[0], V[:, 0], (Q, K[[0, 0]], V[:, [0, 0]])),
     ):
-        np.testing.assert_allclose(attention(pattern, Q, k, v), one, rtol=1e-12, atol=1e-12)
-    found = attention("h i d, b g j d, b g j e -> b h i e", Q[0], K, V)
-    np.testing.assert_allclose(found, naive(np.stack([Q[0]] * 2), K, V)[0], rtol=1e-12, atol=1e-12)
-    found = attention("b h i d, b g j d, j e -> b h i e", Q, K, V[0, 0])
-    np.testing.assert_allclose(found, naive(Q, K, np.broadcast_to(V[0, 0], V.shape))[0], rtol=1e-12, atol=1e-12)
-    found = attention("b h i d, g j d, b j e -> b h i e", Q, K[0], V[:, 0])
-    expected, _ = naive(Q, np.stack([K[0]] * 2), np.broadcast_to(V[:, :1], V.shape))
-    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(attention(pattern, q, k, v), naive(*same)[0], rtol=1e-12, atol=1e-12)
     found = attention("b h d, b g j d, b g j e -> b h e", Q[:, :, 0], K, V)
     np.testing.assert_allclose(found, naive(Q[:, :, :1], K, V)[0][:, :, 0], rtol=1e-12, atol=1e-12)
 
@@ -360,11 +355,6 @@ def test_packed_layouts(layout, framework):
     else:
         order = layout.replace("3", "")
         np.testing.assert_allclose(found, ordered(expected, "bhsd", order), rtol=1e-12, atol=1e-12)
-
-
-def test_layout_reads_as_a_pattern():
-    assert read_layout("sbhd").pattern == "i b h d, j b g d, j b g e -> i b h e"
-    assert read_layout("bshd", True).pattern == "b i h d, p j g d, p j g e -> b i h e"
 
 
 def test_lists_are_numpy_arrays():

@@ -1,55 +1,24 @@
 """Libraries that refuse, when they are called, what they were said to do: another implementation does it."""
 
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
+from fake_implementations import PATTERN, Constant, Q
 
 from einops_fast import attention, attention_backend, explain_attention
 from einops_fast.attention import registry
 from einops_fast.attention.choice import is_refusal
-from einops_fast.attention.registry import Implementation, register_implementation
 from einops_fast.runtime.plan_cache import clear_plans
 
-Q = np.ones((2, 3, 4))
-PATTERN = "b i d, b j d, b j e -> b i e"
 NONE_LEFT = "No available kernel. Aborting execution.\nmore"
 
 
-class Constant(Implementation):
-    """Gives an array of one number, or raises."""
-
-    may_refuse = True
-
-    def __init__(self, name: str, found: Any) -> None:
-        self.name = name  # type: ignore[misc]
-        self.found, self.runs = found, 0
-
-    def lacks(self, spec: Any) -> None:
-        return None
-
-    def run(self, spec: Any, inputs: Any) -> tuple[Any, Any]:
-        self.runs += 1
-        if isinstance(self.found, BaseException):
-            raise self.found
-        return np.full((*spec.batch, spec.q_len, spec.v_head_dim), self.found), None
-
-
-@pytest.fixture
-def offer(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Put these in the place of all implementations."""
-
-    def offer(**found: Any) -> dict[str, Constant]:
-        monkeypatch.setattr(registry, "_entries", {})
-        monkeypatch.setattr(registry, "_made", {})
-        made = {name: Constant(name, each) for name, each in found.items()}
-        for name, way in made.items():
-            register_implementation(name, "", lambda way=way: way)  # type: ignore[misc]
-        return made
-
+@pytest.fixture(autouse=True)
+def nothing_known() -> Iterator[None]:
     clear_plans()
-    yield offer
+    yield
     clear_plans()
 
 
@@ -58,7 +27,12 @@ def call() -> Any:
 
 
 def test_the_next_one_does_it_and_is_remembered(offer: Any) -> None:
-    ways = offer(one=RuntimeError(NONE_LEFT), two=NotImplementedError("not supported"), three=3.0, four=4.0)
+    ways = offer(
+        one=Constant(RuntimeError(NONE_LEFT)),
+        two=Constant(NotImplementedError("not supported")),
+        three=Constant(3.0),
+        four=Constant(4.0),
+    )
     expected = (
         r"attention by one: it refused when it was called: No available kernel. Aborting execution.; "
         r"two: it refused when it was called: not supported. Such calls go to three$"
@@ -79,7 +53,7 @@ def test_the_next_one_does_it_and_is_remembered(offer: Any) -> None:
 
 
 def test_its_own_error_where_nobody_else_may_or_can(offer: Any) -> None:
-    ways = offer(one=RuntimeError(NONE_LEFT), two=2.0, three=RuntimeError("no engine"))
+    ways = offer(one=Constant(RuntimeError(NONE_LEFT)), two=Constant(2.0), three=Constant(RuntimeError("no engine")))
     for _ in range(2):  # the second time, too
         with attention_backend("one"), pytest.raises(RuntimeError, match="No available kernel"):
             call()
@@ -102,7 +76,7 @@ def test_its_own_error_where_nobody_else_may_or_can(offer: Any) -> None:
     ids=str,
 )
 def test_other_errors_stay_what_they_are(offer: Any, error: Exception) -> None:
-    ways = offer(one=error, two=2.0)
+    ways = offer(one=Constant(error), two=Constant(2.0))
     with pytest.raises(type(error)) as caught:
         call()
     assert caught.value is error
@@ -110,8 +84,8 @@ def test_other_errors_stay_what_they_are(offer: Any, error: Exception) -> None:
 
 
 def test_errors_of_what_is_no_library_stay_what_they_are(offer: Any) -> None:
-    ways = offer(one=RuntimeError(NONE_LEFT), two=2.0)
-    ways["one"].may_refuse = False  # type: ignore[misc]
+    ways = offer(one=Constant(RuntimeError(NONE_LEFT)), two=Constant(2.0))
+    ways["one"].may_refuse = False
     with pytest.raises(RuntimeError, match="No available kernel"):
         call()
 
@@ -142,7 +116,6 @@ def test_cudnn_that_refuses_leaves_the_call_to_the_next_library(monkeypatch: pyt
     monkeypatch.setattr(devices._cudnn, "is_available", lambda: True)
     monkeypatch.setattr(sdpa.Cudnn, "refuses", lambda self, spec, inputs: None)
     monkeypatch.setattr(registry, "_made", {**registry._made, "cudnn": NoPlans()})
-    clear_plans()
     q = torch.randn(2, 4, 16, 64, dtype=torch.bfloat16)
     with attention_backend("cudnn", "math"):
         with pytest.warns(RuntimeWarning, match="No execution plans support the graph.. Such calls go to math"):
@@ -150,4 +123,3 @@ def test_cudnn_that_refuses_leaves_the_call_to_the_next_library(monkeypatch: pyt
         torch.testing.assert_close(attention(q, q, q, layout="bhsd"), found)
     with attention_backend("math"):
         torch.testing.assert_close(attention(q, q, q, layout="bhsd"), found)
-    clear_plans()

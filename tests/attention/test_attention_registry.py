@@ -2,10 +2,9 @@
 
 import threading
 
-import numpy as np
 import pytest
 from attention_spec import SPEC
-from fake_implementations import ON_GPU, PATTERN, Fake, Q, choose
+from fake_implementations import ON_GPU, PATTERN, Constant, Fake, Q, choose
 
 from einops_fast import OperandError, attention, attention_backend
 from einops_fast.attention import registry
@@ -61,16 +60,10 @@ def test_restriction_orders_nests_and_is_each_thread_s_own(offer):
 
 
 def test_a_remembered_call_sees_restrictions_and_new_implementations(offer):
-    class Constant(Fake):
-        def run(self, spec, inputs):
-            return np.full((*spec.batch, spec.q_len, spec.v_head_dim), self.measured), None
-
-    offer(one=Constant(1, 1.0), two=Constant(2, 2.0))
+    offer(one=Constant(1.0), two=Constant(2.0))
     assert attention(PATTERN, Q, Q, Q)[0, 0, 0] == 1
     with attention_backend("two"):
         assert attention(PATTERN, Q, Q, Q)[0, 0, 0] == 2
     assert attention(PATTERN, Q, Q, Q)[0, 0, 0] == 1
-    three = Constant(1, 3.0)
-    three.name = "one"
-    register_implementation("one", "", lambda: three)
+    register_implementation("one", "", lambda: Constant(3.0))
     assert attention(PATTERN, Q, Q, Q)[0, 0, 0] == 3

@@ -1,4 +1,4 @@
-"""Attention as a loop over queries, in float64: what all implementations are tested against.
+"""Attention in NumPy, in float64: what all implementations are tested against.
 
 It is written from the definition alone and takes nothing from the package.
 """
@@ -32,45 +32,27 @@ def naive(
     q, k, v = (np.asarray(each, dtype=np.float64) for each in (q, k, v))
     batch, heads, q_len, features = q.shape
     kv_len = k.shape[2]
-    share = heads // k.shape[1]
-    scale = features**-0.5 if scale is None else scale
-    mask = np.broadcast_to(True if mask is None else mask, (batch, heads, q_len, kv_len))
-    bias = np.broadcast_to(0.0 if bias is None else np.asarray(bias, np.float64), (batch, heads, q_len, kv_len))
-    slopes = np.broadcast_to(0.0 if slopes is None else np.asarray(slopes, np.float64), (batch, heads))
-    result = np.zeros((batch, heads, q_len, v.shape[3]))
-    lse = np.full((batch, heads, q_len), -np.inf)
-    for b in range(batch):
-        exist = kv_len if lengths is None else int(lengths[b])
-        shift = exist - q_len if alignment == "bottom_right" else 0
-        for h in range(heads):
-            for i in range(q_len):
-                keys, scores = [], []
-                for j in range(exist):
-                    facing = i + shift
-                    if causal and j > facing:
-                        continue
-                    if window[0] is not None and j < facing - window[0]:
-                        continue
-                    if window[1] is not None and j > facing + window[1]:
-                        continue
-                    if not mask[b, h, i, j]:
-                        continue
-                    if q_segments is not None:
-                        q_ids = np.broadcast_to(q_segments, (batch, q_len))
-                        kv_ids = np.broadcast_to(kv_segments, (batch, kv_len))
-                        if q_ids[b, i] != kv_ids[b, j]:
-                            continue
-                    score = scale * float(q[b, h, i] @ k[b, h // share, j])
-                    if softcap:
-                        score = softcap * np.tanh(score / softcap)
-                    keys.append(j)
-                    scores.append(score + bias[b, h, i, j] - slopes[b, h] * abs(facing - j))
-                terms = list(scores)
-                if sinks is not None:
-                    terms.append(np.broadcast_to(np.asarray(sinks, np.float64), (batch, heads))[b, h])
-                if not terms:
-                    continue
-                lse[b, h, i] = np.logaddexp.reduce(terms)
-                for j, score in zip(keys, scores, strict=True):
-                    result[b, h, i] += np.exp(score - lse[b, h, i]) * v[b, h // share, j]
-    return result, lse
+    k, v = (each.repeat(heads // each.shape[1], axis=1) for each in (k, v))
+    scores = (features**-0.5 if scale is None else scale) * (q @ k.swapaxes(2, 3))
+    if softcap:
+        scores = softcap * np.tanh(scores / softcap)
+    exist = np.array([kv_len] * batch if lengths is None else lengths).reshape(batch, 1, 1, 1)
+    facing = np.arange(q_len)[:, None] + (exist - q_len if alignment == "bottom_right" else 0)
+    j = np.arange(kv_len)
+    seen = np.broadcast_to(True if mask is None else mask, scores.shape) & (j < exist)
+    if causal:
+        seen = seen & (j <= facing)
+    if window[0] is not None:
+        seen = seen & (j >= facing - window[0])
+    if window[1] is not None:
+        seen = seen & (j <= facing + window[1])
+    if q_segments is not None:
+        q_ids, kv_ids = np.broadcast_to(q_segments, (batch, q_len)), np.broadcast_to(kv_segments, (batch, kv_len))
+        seen = seen & (q_ids[:, None, :, None] == kv_ids[:, None, None, :])
+    if slopes is not None:
+        scores = scores - np.broadcast_to(slopes, (batch, heads))[..., None, None] * abs(facing - j)
+    scores = np.where(seen, scores if bias is None else scores + bias, -np.inf)
+    lse = np.logaddexp.reduce(scores, axis=-1)
+    if sinks is not None:
+        lse = np.logaddexp(lse, np.broadcast_to(sinks, (batch, heads))[..., None])
+    return np.exp(scores - np.where(lse == -np.inf, 0.0, lse)[..., None]) @ v, lse

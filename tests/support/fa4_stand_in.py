@@ -1,50 +1,40 @@
 """What einops_fast calls of flash-attn-4, by torch on any device: its conventions, and memory full of NaN."""
 
-import math
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 from typing import Any
 
 import torch
+from attention_oracle import oracle
+
+from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 
 
-def _one(q: Any, k: Any, v: Any, sinks: Any, scale: float, causal: bool, softcap: float, sides: Any) -> Any:
-    """One sequence, (positions, heads, features); the last query faces the last key."""
-    shared = q.shape[1] // k.shape[1]
-    k, v = (each.double().repeat_interleave(shared, 1) for each in (k, v))
-    scores = torch.einsum("ihd,jhd->hij", q.double(), k) * scale
-    if softcap:
-        scores = softcap * torch.tanh(scores / softcap)
-    left, right = sides
-    right = 0 if causal else right
-    ahead = torch.arange(k.shape[0]) - torch.arange(q.shape[0])[:, None] - (k.shape[0] - q.shape[0])
-    hidden = torch.zeros(ahead.shape, dtype=torch.bool)
-    if left is not None:
-        hidden |= ahead < -left
-    if right is not None:
-        hidden |= ahead > right
-    scores = scores.masked_fill(hidden, -math.inf)
-    sinks = torch.full((q.shape[1],), -math.inf) if sinks is None else sinks
-    whole = torch.cat([scores, sinks.double()[:, None, None].expand(-1, q.shape[0], 1)], -1)
-    lse = whole.logsumexp(-1)
-    empty = lse == -math.inf
-    weights = torch.where(empty[..., None], 0.0, (scores - lse.masked_fill(empty, 0.0)[..., None]).exp())
-    return torch.einsum("hij,jhe->ihe", weights, v), lse
+def _oracle(
+    q: Any, k: Any, v: Any, sinks: Any, starts: Any, kv_starts: Any, used: Any, table: Any, *options: Any
+) -> tuple[Any, Any]:
+    """Return the result and the logarithms in float64, of packed sequences up to the end of the last one."""
+    scale, causal, softcap, window, longest = options
+    packed, share = starts is not None, q.shape[-2] // k.shape[-2]
 
+    def canonical(array: Any, share: int) -> Any:
+        array = array[None] if packed else array
+        return array.unflatten(2, (-1, share)).permute(0, 2, 3, 1, 4)
 
-def _sequences(q: Any, k: Any, v: Any, starts: Any, kv_starts: Any, used: Any, table: Any) -> list[Any]:
-    """Each sequence's q, k and v, and where it is in the result."""
-    if starts is not None:
-        ends, kv_ends = starts.tolist(), kv_starts.tolist()
-        places = [slice(a, b) for a, b in pairwise(ends)]
-        kv_places = [slice(a, b) for a, b in pairwise(kv_ends)]
-        return [(q[at], k[of], v[of], at) for at, of in zip(places, kv_places, strict=True)]
-    found = []
-    for at in range(q.shape[0]):
-        own_k, own_v = (each[at] if table is None else each[table[at].long()].flatten(0, 1) for each in (k, v))
-        end = own_k.shape[0] if used is None else int(used[at])
-        found.append((q[at], own_k[:end], own_v[:end], at))
-    return found
+    inputs = AttentionInputs(
+        canonical(q, share), canonical(k, 1), canonical(v, 1),
+        sinks=None if sinks is None else sinks.reshape(1, -1, share),
+        cu_seqlens_q=starts, cu_seqlens_kv=kv_starts, cache_seqlens=used, block_table=table,
+    )  # fmt: skip
+    lengths = longest if packed else (q.shape[1], k.shape[1] * (1 if table is None else table.shape[1]))
+    batch = (len(starts) - 1 if packed else q.shape[0], *inputs.q.shape[1:3])
+    spec = AttentionSpec(
+        batch, batch, batch, batch, *lengths, q.shape[-1], v.shape[-1], "float64", scale, causal, "bottom_right",
+        window, softcap, sinks=sinks is not None, varlen=packed, cache=used is not None,
+        page_size=0 if table is None else k.shape[1],
+    )  # fmt: skip
+    out, lse = oracle(spec, inputs)
+    out, lse = out.permute(0, 3, 1, 2, 4).flatten(2, 3), lse.flatten(1, 2)
+    return (out[0], lse[0]) if packed else (out, lse)
 
 
 def _flash_attn_fwd(
@@ -60,36 +50,29 @@ def _flash_attn_fwd(
     for each in (q, k, v):
         assert each.stride(-1) == 1
         assert all(stride % 8 == 0 for stride in each.stride()[:-1])
-    for each in (cu_seqlens_q, cu_seqlens_k, seqused_k, page_table):
-        assert each is None or (each.dtype == torch.int32 and each.is_contiguous())
+    numbers = cu_seqlens_q, cu_seqlens_k, seqused_k, page_table
+    assert all(each is None or (each.dtype == torch.int32 and each.is_contiguous()) for each in numbers)
     if learnable_sink is not None:
         assert learnable_sink.shape == (q.shape[-2],)
         assert learnable_sink.is_contiguous()
     nan, shape = float("nan"), (*q.shape[:-3], q.shape[-2], q.shape[-3])
     out = q.new_full((*q.shape[:-1], v.shape[-1]), nan) if out is None else out
     lse = q.new_full(shape, nan, dtype=torch.float32) if lse is None else lse
-    options = softmax_scale, causal, softcap, (window_size_left, window_size_right)
-    for own_q, own_k, own_v, at in _sequences(q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, page_table):
-        own, logs = _one(own_q, own_k, own_v, learnable_sink, *options)
-        out[at] = own.to(out.dtype)
-        lse[(slice(None), at) if packed else at] = logs.to(lse.dtype)
+    window, longest = (window_size_left, window_size_right), (max_seqlen_q, max_seqlen_k)
+    own, logs = _oracle(q, k, v, learnable_sink, *numbers, softmax_scale, causal, softcap, window, longest)
+    out[: len(own)] = own.to(out.dtype)
+    lse[..., : logs.shape[-1]] = logs.to(lse.dtype)
     return out, lse, None, None, None
 
 
-def _gradients(own: Any, sinks: Any, options: Any, d_out: Any, d_lse: Any) -> list[Any]:
-    """Of q, k, v and the sinks of one sequence."""
-    leaves = [None if each is None else each.detach().double().requires_grad_() for each in (*own, sinks)]
+def _gradients(leaves: list[Any], further: tuple[Any, ...], d_out: Any, d_lse: Any) -> list[Any]:
     with torch.enable_grad():
-        result, logs = _one(*leaves, *options)
-        total = (result * d_out.double()).sum()
+        out, lse = _oracle(*leaves, *further)
+        total = (out * d_out[: len(out)].double()).sum()
         if d_lse is not None:
-            total = total + torch.where(logs == -math.inf, 0.0, logs * d_lse.double()).sum()
-    there = [each for each in leaves if each is not None]
-    found = torch.autograd.grad(total, there, allow_unused=True)
-    zeros = [
-        torch.zeros_like(each) if one is None else one.nan_to_num(0.0) for each, one in zip(there, found, strict=True)
-    ]
-    return [*zeros, *[None] * (len(leaves) - len(zeros))]
+            total = total + torch.where(lse == -torch.inf, 0.0, lse * d_lse[..., : lse.shape[-1]].double()).sum()
+    found = torch.autograd.grad(total, [each for each in leaves if each is not None], allow_unused=True)
+    return [torch.zeros_like(leaf) if one is None else one for leaf, one in zip(leaves, found, strict=False)]
 
 
 def _flash_attn_bwd(
@@ -98,22 +81,16 @@ def _flash_attn_bwd(
     max_seqlen_q: Any = None, max_seqlen_k: Any = None, dlse: Any = None, learnable_sink: Any = None,
     dq: Any = None, dk: Any = None, dv: Any = None,
 ) -> Any:  # fmt: skip
-    packed = cu_seqlens_q is not None
-    nan = float("nan")
-    given = dq, dk, dv
-    found = [torch.full_like(x, nan) if one is None else one for x, one in zip((q, k, v), given, strict=True)]
-    d_sinks = None if learnable_sink is None else torch.zeros_like(learnable_sink)
-    options = softmax_scale, causal, softcap, (window_size_left, window_size_right)
-    kv_ends = [] if cu_seqlens_k is None else cu_seqlens_k.tolist()
-    for number, (*own, at) in enumerate(_sequences(q, k, v, cu_seqlens_q, cu_seqlens_k, None, None)):
-        of_logs = None if dlse is None else dlse[(slice(None), at) if packed else at]
-        # In an operator of torch nothing is recorded, but in threads of one's own.
-        with ThreadPoolExecutor(1) as thread:
-            work = thread.submit(_gradients, own, learnable_sink, options, dout[at], of_logs)
-            *gradients, of_sinks = work.result()
-        kv_at = slice(kv_ends[number], kv_ends[number + 1]) if packed else at
-        for whole, place, gradient in zip(found, (at, kv_at, kv_at), gradients, strict=True):
-            whole[place] = gradient.to(whole.dtype)
-        if d_sinks is not None:
-            d_sinks += of_sinks.to(d_sinks.dtype)
-    return tuple(found) if d_sinks is None else (*found, d_sinks)
+    given = zip((dq, dk, dv), (q, k, v), strict=True)
+    found = [torch.full_like(like, float("nan")) if one is None else one for one, like in given]
+    window, longest = (window_size_left, window_size_right), (max_seqlen_q, max_seqlen_k)
+    further = cu_seqlens_q, cu_seqlens_k, None, None, softmax_scale, causal, softcap, window, longest
+    leaves = [None if each is None else each.detach().double().requires_grad_() for each in (q, k, v, learnable_sink)]
+    # In an operator of torch nothing is recorded, but in threads of one's own.
+    with ThreadPoolExecutor(1) as thread:
+        gradients = thread.submit(_gradients, leaves, further, dout, dlse).result()
+    for whole, gradient in zip(found, gradients, strict=False):
+        # Places of no sequence are left as they are.
+        reached = slice(None) if cu_seqlens_q is None else gradient.flatten(1).any(1)
+        whole[reached] = gradient[reached].to(whole.dtype)
+    return tuple(found) if learnable_sink is None else (*found, gradients[3].to(learnable_sink.dtype))

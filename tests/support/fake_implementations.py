@@ -38,6 +38,22 @@ class Fake(Implementation):
         return "result", None
 
 
+class Constant(Fake):
+    """Gives an array of one number, or raises, as a library that may refuse a call."""
+
+    may_refuse = True
+
+    def __init__(self, found):
+        super().__init__(1.0, 1.0)
+        self.found = found
+
+    def run(self, spec, inputs):
+        self.runs += 1
+        if isinstance(self.found, BaseException):
+            raise self.found
+        return np.full((*spec.batch, spec.q_len, spec.v_head_dim), self.found), None
+
+
 @dataclass
 class Run:
     """What makes a call by a fake."""

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 
 from einops_fast.attention.prepare import Plan
-from einops_fast.attention.reference import Math
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.attention.torch_state import seed_for
 from einops_fast.backends.torch.attention.layouts import LENGTHS, NAMES, Arrays
 from einops_fast.backends.torch.attention.runs import AttentionCall
 from einops_fast.backends.torch.function import recorded
-from einops_fast.backends.torch.types import is_batched, is_jit_tracing
+from einops_fast.backends.torch.types import PLAIN, is_batched, is_jit_tracing
 from einops_fast.backends.triton.attention.arguments import NO_EXTRAS, Extras
 
 __all__ = [
     "DIFFERENTIABLE",
     "GivenAttention",
-    "differentiated_twice",
     "triton_attention",
 ]
 
@@ -86,12 +83,7 @@ class GivenAttention:
 
 def _in_memory(arrays: Arrays) -> bool:
     """Return whether all are what is in memory: no tensors of other kinds, no views that stand for the negative."""
-    for each in arrays:
-        if each is not None:
-            kind = type(each)
-            if (kind is not torch.Tensor and kind is not torch.nn.Parameter) or each.is_neg():
-                return False
-    return True
+    return all(each is None or (type(each) in PLAIN and not each.is_neg()) for each in arrays)
 
 
 class _Attention(torch.autograd.Function):
@@ -121,61 +113,29 @@ class _Attention(torch.autograd.Function):
         q, k, v, out, lse, *others = ctx.saved_tensors
         call = ctx.call
         extras = Extras._make(others)
-        if torch.is_grad_enabled() or _are_batched(d_out, d_lse):
+        if torch.is_grad_enabled() or any(each is not None and is_batched(each) for each in (d_out, d_lse)):
             found = _canonical_gradients(call, wanted, d_out, d_lse, out, lse, (q, k, v, *extras))
         else:
             found = call.backward(q, k, v, extras, out, lse, d_out, d_lse, wanted)
         return None, *found[: len(wanted)]
 
 
-def _are_batched(*gradients: Any) -> bool:
-    """Return whether one of these stands for several."""
-    return any(each is not None and is_batched(each) for each in gradients)
-
-
 def _canonical_gradients(
     call: AttentionCall, wanted: Sequence[bool], d_out: Any, d_lse: Any, out: Any, lse: Any, arrays: Arrays
 ) -> tuple[Any, ...]:
     """Return the gradients of arrays in canonical order: to be differentiated again, or of several at a time."""
-    # The operator has gradients of its own, and torch calls it for each of several.
-    from einops_fast.backends.torch.attention.ops import attention_backward, constants
+    # Of several, torch calls the operator for each.
+    from einops_fast.backends.torch.attention.ops import constants, gradients
 
     wanted = (*wanted, *(False,) * (len(DIFFERENTIABLE) - len(wanted)))
     d_out, out = (None if each is None else call.canonical_result(each) for each in (d_out, out))
-    found = attention_backward(
-        out, lse, d_out, d_lse, *call.canonical(arrays), list(wanted), *constants(call.spec)
-    )  # fmt: skip
+    found = gradients(call.canonical(arrays), constants(call.spec), wanted, (out, lse), (d_out, d_lse))
     return tuple(
         [
             call.views[at].back(each, arrays[at].shape, torch.permute) if is_wanted else None
             for at, each, is_wanted in zip(DIFFERENTIABLE, found, wanted, strict=True)
         ]
     )
-
-
-def differentiated_twice(
-    spec: AttentionSpec, arrays: Arrays, d_out: Any, d_lse: Any, wanted: Sequence[bool], gradients: Sequence[Any]
-) -> tuple[Any, ...]:
-    """Return gradients of gradients, by the reference: of ``d_out``, ``d_lse`` and each array."""
-    if spec.dropout_p:
-        raise NotImplementedError(
-            "attention by the Triton kernels can't be differentiated twice: use attention_backend('math')"
-        )
-    with torch.enable_grad():
-        leaves = [each.detach().requires_grad_() if at in DIFFERENTIABLE and each is not None else each
-                  for at, each in enumerate(arrays)]  # fmt: skip
-        seeds = [None if each is None else each.detach().requires_grad_() for each in (d_out, d_lse)]
-        results = Math().run(replace(spec, lse=True), AttentionInputs(*leaves))
-        ways = [(result, seed) for result, seed in zip(results, seeds, strict=True) if seed is not None]
-        of = [leaves[at] for at, is_wanted in zip(DIFFERENTIABLE, wanted, strict=True) if is_wanted]
-        first = torch.autograd.grad([way[0] for way in ways], of, [way[1] for way in ways], create_graph=True)
-        back = [each for each, is_wanted in zip(gradients, wanted, strict=True) if is_wanted]
-        pairs = [(each, seed) for each, seed in zip(first, back, strict=True) if seed is not None]
-        inputs = [each for each in (*seeds, *leaves) if each is not None and each.requires_grad]
-        found = iter(
-            torch.autograd.grad([pair[0] for pair in pairs], inputs, [pair[1] for pair in pairs], allow_unused=True)
-        )
-    return tuple(next(found) if each is not None and each.requires_grad else None for each in (*seeds, *leaves))
 
 
 _recorded = recorded(_Attention)

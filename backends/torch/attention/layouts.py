@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from math import prod
 from types import MappingProxyType
 from typing import Any
 
@@ -14,7 +15,7 @@ from einops_fast.backends.torch.backend import fp32_precision
 from einops_fast.backends.triton.attention.arguments import Extras
 from einops_fast.backends.triton.attention.problem import Layout, Problem, problem
 from einops_fast.dtypes import dtype_name
-from einops_fast.planning.layout import contiguous_in_order, contiguous_strides
+from einops_fast.planning.layout import contiguous_in_order, contiguous_strides, dense_strides
 
 __all__ = [
     "LENGTHS",
@@ -102,17 +103,7 @@ def neighbouring(layouts: Sequence[Layout]) -> dict[tuple[int, ...], int]:
             continue
         whole = list(shapes[0])
         whole[axis] = sum(shape[axis] for shape in shapes)
-        elements = _dense(whole, strides)
-        if elements:
-            found[tuple([shape[axis] * stride for shape in shapes[:-1]])] = elements
+        sizes, steps = zip(*[pair for pair in zip(whole, strides, strict=True) if pair[0] != 1], strict=True)
+        if dense_strides(sizes, steps) == steps:
+            found[tuple([shape[axis] * stride for shape in shapes[:-1]])] = prod(sizes)
     return found
-
-
-def _dense(shape: Sequence[int], strides: Sequence[int]) -> int:
-    """Return the number of elements of an array without gaps; 0 if it has any."""
-    elements = 1
-    for stride, size in sorted(zip(strides, shape, strict=True)):
-        if size != 1 and stride != elements:
-            return 0
-        elements *= size
-    return elements

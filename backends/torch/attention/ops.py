@@ -12,18 +12,20 @@ from typing import Any
 
 import torch
 
-from einops_fast.attention.prediction import attention_flops
-from einops_fast.attention.spec import AttentionSpec
+from einops_fast.attention.prediction import attention_flops, gradient_flops
+from einops_fast.attention.reference import Math
+from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.backends.torch.attention import ahead
-from einops_fast.backends.torch.attention.call import DIFFERENTIABLE, differentiated_twice
+from einops_fast.backends.torch.attention.call import DIFFERENTIABLE
 from einops_fast.backends.torch.attention.layouts import extras_of, result_layout
 from einops_fast.backends.torch.attention.runs import AttentionCall, call_of, canonical_plan
+from einops_fast.backends.torch.gradients import gradients_by_torch
 from einops_fast.backends.torch.operator import Operator
 from einops_fast.backends.triton.launching.launch import accumulator
 from einops_fast.dtypes import dtype_name
 from einops_fast.planning.layout import dense_strides
 
-__all__ = ["attention_backward", "attention_forward", "constants", "gradient_flops", "spec_of"]
+__all__ = ["attention_backward", "attention_forward", "constants", "gradients", "spec_of"]
 
 _ARRAYS = (
     "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? mask, Tensor? alibi_slopes, Tensor? sinks, "
@@ -159,30 +161,30 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, Any]) -> None:
 def _backward(ctx: Any, d_out: Any, d_lse: Any) -> Sequence[Any]:
     *arrays, out, lse = ctx.saved_tensors
     wanted = [ctx.needs_input_grad[at] for at in DIFFERENTIABLE]
-    gradients: list[Any] = [None] * _ARRAY_COUNT
-    if d_out is not None or d_lse is not None:
-        found = attention_backward(out, lse, d_out, d_lse, *arrays, wanted, *ctx.numbers)
-        for at, is_wanted, gradient in zip(DIFFERENTIABLE, wanted, found, strict=True):
-            gradients[at] = gradient if is_wanted else None
-    return gradients
+    by_array: list[Any] = [None] * _ARRAY_COUNT
+    if d_out is None and d_lse is None:
+        return by_array
+    found = gradients(arrays, ctx.numbers, wanted, (out, lse), (d_out, d_lse))
+    for at, is_wanted, gradient in zip(DIFFERENTIABLE, wanted, found, strict=True):
+        by_array[at] = gradient if is_wanted else None
+    return by_array
 
 
-def _setup_gradients(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    _, _, d_out, d_lse, *arguments = inputs
-    ctx.wanted, *ctx.numbers = arguments[_ARRAY_COUNT:]
-    ctx.save_for_backward(d_out, d_lse, *arguments[:_ARRAY_COUNT])
-    ctx.set_materialize_grads(False)
-
-
-def _backward_gradients(ctx: Any, *gradients: Any) -> Sequence[Any]:
-    d_out, d_lse, *arrays = ctx.saved_tensors
-    again = differentiated_twice(spec_of(arrays, ctx.numbers), tuple(arrays), d_out, d_lse, ctx.wanted, gradients)
-    return None, None, *again
-
-
-def gradient_flops(spec: AttentionSpec) -> int:
-    """Count the FLOPs of the backward pass alone."""
-    return attention_flops(replace(spec, gradients=True)) - attention_flops(spec)
+def gradients(
+    arrays: Sequence[Any], numbers: Sequence[Any], wanted: Sequence[bool], results: Sequence[Any], back: Sequence[Any]
+) -> Sequence[Any]:
+    """Return the gradients of q, k, v, the bias and the sinks: by the reference where they may be differentiated."""
+    if not torch.is_grad_enabled():
+        found: Sequence[Any] = attention_backward(*results, *back, *arrays, [*wanted], *numbers)
+        return found
+    spec = replace(spec_of(arrays, numbers), gradients=True)
+    if spec.dropout_p:
+        raise NotImplementedError(
+            "attention by the Triton kernels can't be differentiated twice: use attention_backend('math')"
+        )
+    of_all = [at in DIFFERENTIABLE and wanted[DIFFERENTIABLE.index(at)] for at in range(_ARRAY_COUNT)]
+    again = gradients_by_torch(lambda *arrays: Math().run(spec, AttentionInputs(*arrays)), arrays, of_all, back)
+    return [again[at] for at in DIFFERENTIABLE]
 
 
 #: The result and the logarithms of the arrays of :class:`AttentionInputs`, in its order, and of what
@@ -202,7 +204,5 @@ attention_backward = Operator(
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     _gradients,
     _gradient_shapes,
-    _setup_gradients,
-    _backward_gradients,
     flops=lambda out, lse, d_out, d_lse, *all_: gradient_flops(spec_of(all_[:_ARRAY_COUNT], all_[_ARRAY_COUNT + 1 :])),
 ).traced

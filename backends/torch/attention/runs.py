@@ -68,7 +68,6 @@ class AttentionCall:
         self._run = forward_plan(problem_of(spec, canonical, self.processors)).run
 
     def canonical(self, arrays: Arrays) -> Arrays:
-        """Return the arrays in canonical order."""
         pairs = zip(arrays, self.views, strict=True)
         return tuple([None if array is None else view(array, torch.permute) for array, view in pairs])
 

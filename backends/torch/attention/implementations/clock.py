@@ -30,7 +30,6 @@ class TorchClock(DeviceClock):
         super().__init__(TorchMemory(), torch.device(device).index or 0)
 
     def may_measure(self) -> bool:
-        """Return whether calls can be timed now."""
         return self._memory.may_measure() and not is_traced()
 
     def device_name(self) -> str:

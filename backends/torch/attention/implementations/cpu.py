@@ -48,7 +48,6 @@ def _with_added_mask(run: Callable[..., Any], q: Any, k: Any, v: Any, mask: Any,
 
 
 def _is_empty(spec: AttentionSpec) -> bool:
-    """Return whether an operand has no elements."""
     return 0 in (*spec.batch, spec.q_len, spec.kv_len, spec.head_dim, spec.v_head_dim)
 
 

@@ -161,7 +161,6 @@ _recorded = recorded(_WithLog)
 def _gradients(
     q: Any, k: Any, v: Any, mask: Any, out: Any, lse: Any, causal: bool, scale: float, d_out: Any, d_lse: Any
 ) -> tuple[Any, Any, Any]:
-    """Return the gradients of q, k and v."""
     if d_out is None:
         d_out = torch.zeros_like(out)
     operands = [q, k, v]

@@ -75,7 +75,6 @@ class Fa4(OnFourAxes):
         return super().lacks(spec) or self._lacks_features(spec) or self._lacks_place(spec) or self._lacks_axes(spec)
 
     def _lacks_features(self, spec: AttentionSpec) -> str | None:
-        """Return which head dims it lacks."""
         dims = spec.head_dim, spec.v_head_dim
         if max(dims) > 256 or spec.head_dim % 8 or spec.v_head_dim % 8:
             return f"it takes multiples of 8 up to 256 as head_dim, not {dims[0]} and {dims[1]}"
@@ -90,7 +89,6 @@ class Fa4(OnFourAxes):
         return None
 
     def _lacks_place(self, spec: AttentionSpec) -> str | None:
-        """Return which strides, and which ways of queries to face keys, it lacks."""
         if odd_strides(spec):
             return _WOULD_COPY
         placed = spec.causal or spec.window != (None, None)
@@ -99,7 +97,6 @@ class Fa4(OnFourAxes):
         return None
 
     def _lacks_axes(self, spec: AttentionSpec) -> str | None:
-        """Return which batch axes it can't merge."""
         axes = self.axes(spec)
         if isinstance(axes, str):
             return axes

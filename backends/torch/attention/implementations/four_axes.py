@@ -48,11 +48,9 @@ class FourAxes:
         return True if self.heads != self.kv_heads else False  # noqa: SIM210
 
     def q(self, array: Any) -> Any:
-        """Return a view of q."""
         return self._view(array, self.sizes, self.heads)
 
     def kv(self, array: Any) -> Any:
-        """Return a view of k or v."""
         return self._view(array, self.kv_sizes, self.kv_heads)
 
     def _view(self, array: Any, sizes: tuple[int, ...], heads: int) -> Any:
@@ -303,7 +301,6 @@ class _Way(NamedTuple):
     order: tuple[int, ...] = ()  # of the axes after that; empty for the one that they have
 
     def go(self, array: Any) -> Any:
-        """Return the view."""
         change, at, order = self
         if change is not None:
             array = change(array, at)

@@ -65,7 +65,6 @@ class Sdpa(OnFourAxes):
         return self._finished(axes.back(result), allowed), None
 
     def _operands(self, inputs: AttentionInputs, axes: FourAxes) -> tuple[Any, ...]:
-        """Return q, k and v with four axes."""
         return axes.q(inputs.q), axes.kv(inputs.k), axes.kv(inputs.v)
 
     def _is_plain(self, spec: AttentionSpec) -> bool:
@@ -73,7 +72,6 @@ class Sdpa(OnFourAxes):
         return is_plain(spec) and (self.scales_first or spec.scale > 0 or not spec.causal)
 
     def _native(self, spec: AttentionSpec) -> Callable[..., Any]:
-        """Return torch's function."""
         return native
 
     def _finished(self, result: Any, allowed: Any) -> Any:

@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 import torch
-from attention_problems import DEVICE, whole_calls
+from attention_problems import DEVICE, randn, whole_calls
 
 from einops_fast import attention, attention_backend, autotune
 from einops_fast.attention import attend
@@ -115,7 +115,7 @@ def test_results_without_gradients() -> None:
     assert not any(each.requires_grad for each in found)
 
 
-@pytest.mark.parametrize("name", ["heads that share", "bias"])
+@pytest.mark.parametrize("name", ["heads that share", "bias that is shared", "sinks"])
 def test_gradients_of_gradients(name: str) -> None:
     arguments, options, leaves = _arguments(CASES[name], 0)
     again = []
@@ -228,19 +228,18 @@ def test_a_batch_of_gradients(name: str) -> None:
 
 
 def test_gradient_of_a_bias_beside_segments() -> None:
-    """Blocks that no segment reaches have a gradient, too: zero."""
-    q, k, v = (torch.randn(1, 1, 40, 16, generator=torch.Generator().manual_seed(at)) for at in range(3))
-    bias = torch.randn(1, 1, 40, 40, generator=torch.Generator().manual_seed(3))
-    ids = torch.tensor([0] * 20 + [1] * 20)
+    """Blocks that no segment reaches have one, too: zero. Numbers of segments are told apart by all bits."""
+    q, k, v = (randn(1, 1, 40, 16, seed=at).requires_grad_() for at in range(3))
+    bias = randn(1, 1, 40, 40, seed=3).requires_grad_()
+    ids = torch.tensor([7] * 20 + [7 + (1 << 32)] * 20, device=DEVICE)
     found = []
     for way in ("triton", "math"):
-        inputs = [each.to(DEVICE).requires_grad_() for each in (q, k, v, bias)]
         with attention_backend(way):
             out = attention(
-                "b h i d, b h j d, b h j e -> b h i e", *inputs[:3], bias=("b h i j", inputs[3]),
-                segment_ids=(("i", ids.to(DEVICE)), ("j", ids.to(DEVICE))),
+                "b h i d, b h j d, b h j e -> b h i e", q, k, v, bias=("b h i j", bias),
+                segment_ids=(("i", ids), ("j", ids)),
             )  # fmt: skip
         junk = torch.full((1 << 16,), torch.nan, device=DEVICE)
         del junk
-        found.append(torch.autograd.grad(out.square().sum(), inputs))
+        found.append(torch.autograd.grad(out.square().sum(), [q, k, v, bias]))
     _check(*found)

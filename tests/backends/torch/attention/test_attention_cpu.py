@@ -43,6 +43,23 @@ def leaves(
     return [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype).requires_grad_() for shape in shapes]
 
 
+def doubled(operands: list[Any]) -> list[Any]:
+    return [each.detach().double().requires_grad_() for each in operands]
+
+
+def for_operands(options: dict[str, Any], operands: list[Any]) -> dict[str, Any]:
+    """The options with a bias in the dtype of the operands."""
+    return {name: value.to(operands[0].dtype) if name == "bias" else value for name, value in options.items()}
+
+
+TOLERANCES = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 1e-5, "float64": 1e-12}
+
+
+def check(found: Any, exact: Any, tolerance: float) -> None:
+    for ours, theirs in zip(found, exact, strict=True):
+        torch.testing.assert_close(ours.double(), theirs, rtol=tolerance, atol=tolerance * theirs.abs().max().item())
+
+
 def finite(lse: Any) -> Any:
     """Without what rows without keys have: there are no differences of it."""
     return lse.masked_fill(lse == -float("inf"), 0.0)
@@ -108,19 +125,16 @@ def test_results_and_gradients_where_features_are_made_even(
     features: tuple[int, int], options: dict[str, Any], dtype: str, evened: list[bool]
 ) -> None:
     low = leaves(4, 2, *features, getattr(torch, dtype))
-    high = [each.detach().double().requires_grad_() for each in low]
     found = []
-    for name, operands in (("cpu", low), ("math", high)):
-        given = {key: value.to(operands[0].dtype) if key == "bias" else value for key, value in options.items()}
+    for name, operands in (("cpu", low), ("math", doubled(low))):
+        given = for_operands(options, operands)
         with attention_backend(name):
             out = attention(P, *operands, **given)
             with torch.no_grad():
                 torch.testing.assert_close(attention(P, *operands, **given), out)
         found.append((out, *torch.autograd.grad((out.double() ** 3).sum(), operands)))
     assert evened == [True, True]
-    tolerance = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 1e-5}[dtype]
-    for ours, theirs in zip(*found, strict=True):
-        torch.testing.assert_close(ours.double(), theirs, rtol=tolerance, atol=tolerance * theirs.abs().max().item())
+    check(*found, TOLERANCES[dtype])
 
 
 def test_what_torch_makes_all_scores_for_stays_as_it_is(evened: list[bool]) -> None:
@@ -136,9 +150,8 @@ def test_what_torch_makes_all_scores_for_stays_as_it_is(evened: list[bool]) -> N
 @pytest.mark.parametrize("length", [7, 600])  # few and many, for low precision
 def test_gradients_in_every_dtype(dtype: str, of: str, length: int) -> None:
     low = leaves(4, 2, 32, 32, getattr(torch, dtype), (5, length))
-    high = [each.detach().double().requires_grad_() for each in low]
     found = []
-    for name, operands in (("cpu", low), ("math", high)):
+    for name, operands in (("cpu", low), ("math", doubled(low))):
         with attention_backend(name):
             out, lse = attention(P, *operands, causal="bottom_right", return_lse=True)
         out, lse = (out[..., 1:], lse[:, 1:]) if of == "both" else (out, lse)
@@ -150,26 +163,20 @@ def test_gradients_in_every_dtype(dtype: str, of: str, length: int) -> None:
     if dtype in ("float16", "bfloat16"):
         assert found[0][1].dtype == torch.float32
         assert found[0][2].dtype == getattr(torch, dtype)
-    tolerance = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 1e-5, "float64": 1e-12}[dtype]
-    for ours, theirs in zip(*found, strict=True):
-        torch.testing.assert_close(ours.double(), theirs, rtol=tolerance, atol=tolerance * theirs.abs().max().item())
+    check(*found, TOLERANCES[dtype])
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("options", [{}, {"mask": MASK}, {"bias": BIAS, "scale": 0.3}], ids=["plain", "mask", "bias"])
 def test_gradients_in_low_precision_without_the_log(dtype: str, options: dict[str, Any]) -> None:
     low = leaves(2, 1, 16, 16, getattr(torch, dtype))
-    high = [each.detach().double().requires_grad_() for each in low]
     gradients = []
-    for operands in (low, high):
-        given = {name: value.to(operands[0].dtype) if name == "bias" else value for name, value in options.items()}
-        out = attention(P, *operands, **given)
+    for operands in (low, doubled(low)):
+        out = attention(P, *operands, **for_operands(options, operands))
         first = torch.autograd.grad((out.double() ** 3).sum(), operands, create_graph=True)
         second = torch.autograd.grad(sum((each.double() ** 2).sum() for each in first), operands)
         gradients.append((*first, *second))
-    tolerance = 2e-2 if dtype == "bfloat16" else 3e-3
-    for ours, theirs in zip(*gradients, strict=True):
-        torch.testing.assert_close(ours.double(), theirs, rtol=tolerance, atol=tolerance * theirs.abs().max().item())
+    check(*gradients, 2e-2 if dtype == "bfloat16" else 3e-3)
 
 
 def test_rows_without_keys() -> None:

@@ -7,8 +7,6 @@ import torch
 from torch.export import Dim, export
 
 from einops_fast import attention
-from einops_fast.attention.spec import AttentionSpec
-from einops_fast.backends.torch.attention.implementations.sdpa import Efficient, Flash
 
 CALLS: dict[str, Any] = {
     "bottom_right": lambda q, k: attention(q, k, k, layout="bhsd", causal="bottom_right"),
@@ -37,17 +35,3 @@ def test_lengths_need_not_differ_as_when_exported(name: str, strict: bool) -> No
     for lengths in ((6, 6), (5, 7), (9, 4), (2, 30)):
         q, k = operands(*lengths)
         torch.testing.assert_close(exported(q, k), call(q, k))
-
-
-@pytest.mark.parametrize("way", [Flash, Efficient])
-def test_libraries_compare_numbers(way: Any) -> None:
-    def lacks(queries: int, keys: int, alignment: Any) -> str | None:
-        shape = (2, 3), (2, 3), (2, 3), (2, 3)
-        spec = AttentionSpec(*shape, queries, keys, 8, 8, "float16", 0.3, causal=True, alignment=alignment)
-        answer: str | None = way().lacks(spec)
-        return answer
-
-    assert lacks(6, 6, "bottom_right") is None
-    assert lacks(6, 6, "top_left") is None
-    assert lacks(7, 6, "bottom_right")
-    assert (lacks(5, 7, "bottom_right") is None) == (way is Flash)

@@ -59,19 +59,6 @@ def test_without_keys_gradients_are_zeros():
     torch.testing.assert_close(gradients, tuple(map(torch.zeros_like, operands)), rtol=0, atol=0)
 
 
-def test_gradient_of_sinks():
-    q, k, v = leaves((1, 2, 3, 4), (1, 2, 5, 4), (1, 2, 5, 4))
-    (sinks,) = leaves((2,))
-    found, lse = attention(q, k, v, layout="bhsd", sinks=sinks, return_lse=True)
-    scores = torch.cat([torch.einsum("bhid,bhjd->bhij", q, k) / 2, sinks.view(1, 2, 1, 1).expand(1, 2, 3, 1)], -1)
-    expected = torch.softmax(scores, -1)[..., :-1] @ v
-    for ours, theirs in ((found, expected), (lse, torch.logsumexp(scores, -1))):
-        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
-        (ours_grad,) = torch.autograd.grad(ours.sum(), sinks, retain_graph=True)
-        (theirs_grad,) = torch.autograd.grad(theirs.sum(), sinks, retain_graph=True)
-        torch.testing.assert_close(ours_grad, theirs_grad, rtol=1e-5, atol=1e-6)
-
-
 def test_rows_without_keys_have_no_gradients():
     q, k, v, bias = leaves((2, 4, 2, 3), (2, 5, 2, 3), (2, 5, 2, 3), (4, 5))
     mask = torch.zeros(4, 5, dtype=torch.bool)
@@ -135,17 +122,6 @@ def test_dropout_in_pieces_drops_the_same_weights_in_backward():
         (gradient,) = torch.autograd.grad(found.sum(), v)
     # Linear in v: the gradient has to give the result again.
     torch.testing.assert_close((gradient * v).sum(), found.sum())
-
-
-def test_checkpointing():
-    q, k, v = leaves((2, 5, 2, 4), (2, 5, 2, 4), (2, 5, 2, 4))
-
-    def function(q, k, v):
-        return attention(q, k, v, layout="bshd", causal=True)
-
-    checkpointed = torch.utils.checkpoint.checkpoint(function, q, k, v, use_reentrant=False)
-    found = (torch.autograd.grad(each.square().sum(), [q, k, v]) for each in (checkpointed, function(q, k, v)))
-    torch.testing.assert_close(*found)
 
 
 def test_slopes_have_no_gradient_and_that_is_said():
@@ -235,16 +211,6 @@ def test_compiles_where_results_have_to_be_deterministic():
         torch.testing.assert_close(compiled(*operands), TRACED["pattern"](*operands))
     finally:
         torch.use_deterministic_algorithms(False)
-
-
-def test_exports():
-    class Block(torch.nn.Module):
-        def forward(self, q, k, v):
-            return attention(PATTERN, q, k, v, causal=True)
-
-    operands = [each.detach() for each in leaves((2, 5, 4, 8), (2, 7, 2, 8), (2, 7, 2, 6))]
-    exported = torch.export.export(Block(), tuple(operands)).module()
-    torch.testing.assert_close(exported(*operands), Block()(*operands))
 
 
 # ---- autocast
