@@ -11,8 +11,7 @@ import triton
 import triton.language as tl
 
 from einops_fast.backends.triton.attention.arguments import RUNTIME, Call, Lengths, Numbers
-from einops_fast.backends.triton.attention.general.backward import score_gradient, weights_again
-from einops_fast.backends.triton.attention.general.bias_gradient import store_sum
+from einops_fast.backends.triton.attention.general.gradients import score_gradient, store_sum, weights_again
 from einops_fast.backends.triton.attention.general.loading import (
     added,
     load_queries,
