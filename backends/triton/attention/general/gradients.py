@@ -117,7 +117,7 @@ def score_gradients(
 ):
     """Return weights (after dropping some), the gradient of scores, and that of scaled products.
 
-    ``rows`` is what :func:`log_and_delta` says of these; for the rest, see :func:`weights_again`.
+    ``rows`` is what :func:`_log_and_delta` says of these; for the rest, see :func:`weights_again`.
     """
     log, delta = rows
     weights, kept, derivative = weights_again(products, log, i, j, segments, seed, head, call, f, masked)
@@ -126,13 +126,18 @@ def score_gradients(
 
 
 @triton.jit
-def log_and_delta(lse, delta, head, start, i, call, f: tl.constexpr):
-    """Load the logarithms and ``delta`` of rows, in the shape of ``i``."""
+def row_logs(lse, head, start, i, exists, call, f: tl.constexpr):
+    """Load the logarithms of rows as powers of two, in the shape of ``i``; infinite where no key was seen."""
+    log = tl.load(query_rows(lse, call.strides.lse, head, start, i, call, f), mask=exists, other=float("-inf"))
+    return tl.where(log == float("-inf"), float("inf"), log * LOG2E)
+
+
+@triton.jit
+def _log_and_delta(lse, delta, head, start, i, call, f: tl.constexpr):
+    """Load :func:`row_logs` and ``delta`` of rows."""
     exists = i < head.q_len
-    strides = call.strides.lse
-    log = tl.load(query_rows(lse, strides, head, start, i, call, f), mask=exists, other=float("-inf"))
-    log = tl.where(log == float("-inf"), float("inf"), log * LOG2E)
-    return log, tl.load(query_rows(delta, strides, head, start, i, call, f), mask=exists, other=0)
+    log = row_logs(lse, head, start, i, exists, call, f)
+    return log, tl.load(query_rows(delta, call.strides.lse, head, start, i, call, f), mask=exists, other=0)
 
 
 @triton.jit
@@ -145,7 +150,7 @@ def _keys_step(dk, dv, start, tile, call, f: tl.constexpr, block: tl.constexpr, 
     exists = column < head.q_len
     queries = load_queries(q, strides.q, head, start, column, exists, call, f, "head", masked)
     i = (start + tl.arange(0, block))[None, :]
-    rows = log_and_delta(lse, delta, head, start, i, call, f)
+    rows = _log_and_delta(lse, delta, head, start, i, call, f)
     scores = products(tile.own[0], queries, f, "head")
     d_rows = load_queries(d_out, strides.d_out, head, start, column, exists, call, f, "v_head", masked)
     d_weights = products(tile.own[1], d_rows, f, "v_head")
@@ -260,7 +265,7 @@ def queries_kernel(
         features = (
             load_queries(q, strides.q, head, start, i, exists, call, f, "head"),
             load_queries(d_out, strides.d_out, head, start, i, exists, call, f, "v_head"),
-            log_and_delta(lse, delta, head, start, i, call, f),
+            _log_and_delta(lse, delta, head, start, i, call, f),
         )
         own = Tile(features, i, query_segments(i, head, call, f), seed, head, (k_base, v_base))
         d_queries = no_sums(block_m, f, "head")
@@ -300,7 +305,7 @@ def _bias_tile(total, start, key, number, arrays, call, f: tl.constexpr, block_m
             of_element(v, strides.v, element, call, f), strides.v, 0, key, head, call, f, "v_head", block_n
         )
         d_weights = products(d_rows, values, f, "v_head")
-        rows = log_and_delta(lse, delta, head, start, i, call, f)
+        rows = _log_and_delta(lse, delta, head, start, i, call, f)
         segments = query_segments(i, head, call, f), key_segments(j, head, call, f)
         _, d_score, _ = score_gradients(scores, d_weights, rows, i, j, segments, seed, head, call, f)
         total += d_score

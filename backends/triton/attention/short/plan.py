@@ -11,8 +11,7 @@ from einops_fast.backends.triton.attention.general.plan import bias_sizes, is_wh
 from einops_fast.backends.triton.attention.general.tilings import FEW_QUERIES, power
 from einops_fast.backends.triton.attention.launches import BACKWARD, Launch, Plan, Room, launch
 from einops_fast.backends.triton.attention.problem import ANY, Problem
-from einops_fast.backends.triton.attention.short.forward import short_forward_kernel
-from einops_fast.backends.triton.attention.short.gradients import short_gradients_kernel
+from einops_fast.backends.triton.attention.short.kernels import short_forward_kernel, short_gradients_kernel
 from einops_fast.backends.triton.launching.launch import accumulator
 from einops_fast.planning.layout import contiguous_strides
 
