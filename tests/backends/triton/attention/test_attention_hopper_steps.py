@@ -305,7 +305,7 @@ def test_causal_tiles_are_dealt_out_evenly(heads: int, length: int, units: int, 
     tiling = hopper_tiles.HopperTiling(2, 64, 2, 64, 64, ((True,) * 3,) * 7, right=True, turned=turned)
     numbers = numbers_of(given, tiling, heads, length)
     programs = programs_of(given, tiling, heads, length)
-    deal = functions_on_cpu(hopper_positions.__name__, programs=programs)["queries_of" if turned else "keys_of"]
+    deal = functions_on_cpu(hopper_positions.__name__, programs=programs)["tile_of"]
     seen: list[tuple[int, int]] = []
     blocks = [0] * programs
     for turn in range(numbers.turns):
