@@ -11,8 +11,6 @@ from einops_fast.attention.spec import AttentionSpec
 from einops_fast.backends.triton.attention.arguments import Features, Lengths, Numbers, Strides
 from einops_fast.backends.triton.launching.launch import interpreted
 
-__all__ = ["ANY", "Layout", "Problem", "merged", "missing_axes", "problem", "shared_axes"]
-
 
 class Layout(NamedTuple):
     """Shape, strides in elements, and the dtype's name."""

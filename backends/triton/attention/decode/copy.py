@@ -13,8 +13,6 @@ from einops_fast.backends.triton.attention.hopper.pipes import room
 from einops_fast.backends.triton.attention.hopper.tiles import has
 from einops_fast.backends.triton.device.indexing import field
 
-__all__ = ["copy_blocks"]
-
 _K, _V = gl.constexpr(0), gl.constexpr(1)
 
 

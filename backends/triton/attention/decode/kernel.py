@@ -38,8 +38,6 @@ from einops_fast.backends.triton.attention.hopper.scores import scored
 from einops_fast.backends.triton.device.barriers import barrier
 from einops_fast.backends.triton.device.indexing import field
 
-__all__ = ["hopper_decode_kernel"]
-
 
 @gluon.jit
 def _hidden(scores, start, i, shift, kv_len, numbers, tiling: gl.constexpr):

@@ -22,8 +22,6 @@ from einops_fast.backends.triton.attention.problem import ANY, Problem
 from einops_fast.backends.triton.launching.arrays import Array
 from einops_fast.backends.triton.launching.launch import ALIGNMENT
 
-__all__ = ["decode_tiling", "forward", "programs_for", "suits_decode"]
-
 _MOST_FEATURES = 256
 
 _MOST_ROWS = 32

@@ -23,19 +23,6 @@ from einops_fast.backends.triton.launching.launch import accumulator
 from einops_fast.planning.cost import ITEM_SIZES
 from einops_fast.planning.layout import contiguous_strides
 
-__all__ = [
-    "backward",
-    "bias_gradient",
-    "bias_sizes",
-    "deltas",
-    "forward",
-    "is_whole",
-    "keys_gradient",
-    "parts_of",
-    "queries_gradient",
-    "starts_at_zero",
-]
-
 _CACHED = 24 << 20
 """Bytes of k and v that stay in the L2 cache while they're worked on."""
 

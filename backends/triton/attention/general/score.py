@@ -14,21 +14,6 @@ import triton.language as tl
 from einops_fast.backends.triton.device.indexing import field
 from einops_fast.backends.triton.device.offsets import kept_type
 
-__all__ = [
-    "LN2",
-    "LOG2E",
-    "allowed",
-    "bias_at",
-    "drawn",
-    "dropped",
-    "factor_of",
-    "key_segments",
-    "query_segments",
-    "scale_of",
-    "scored",
-    "seed_of",
-]
-
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 

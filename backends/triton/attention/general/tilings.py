@@ -11,8 +11,6 @@ from einops_fast.backends.triton.attention.around.copyable import copyable
 from einops_fast.backends.triton.attention.problem import Problem
 from einops_fast.planning.cost import ITEM_SIZES
 
-__all__ = ["FEW_QUERIES", "BackwardTilings", "Tiling", "backward_tilings", "forward_tiling", "power"]
-
 _MOST_PACKED = 64
 """Rows of all batch elements that share k and v, up to which one tile holds them all."""
 

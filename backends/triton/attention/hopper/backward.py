@@ -27,8 +27,6 @@ from einops_fast.backends.triton.attention.hopper.products import begun, product
 from einops_fast.backends.triton.attention.hopper.scores import hidden, powers, scored
 from einops_fast.backends.triton.device.indexing import field
 
-__all__ = ["Operands", "begun_more", "both_products", "delta_of", "logs_of", "weights_of"]
-
 
 class Operands(NamedTuple):
     """Descriptors of the operands, or their tiles in shared memory; ``added`` has those of bias and mask.

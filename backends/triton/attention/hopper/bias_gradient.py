@@ -32,7 +32,7 @@ from einops_fast.backends.triton.attention.hopper.pipes import (
     there,
 )
 from einops_fast.backends.triton.attention.hopper.positions import blocks_met, sides
-from einops_fast.backends.triton.attention.hopper.scores import Added, added_arrays, bias_of, mask_of
+from einops_fast.backends.triton.attention.hopper.scores import Added, bias_of, mask_of
 from einops_fast.backends.triton.attention.hopper.tiles import (
     BIAS,
     D_BIAS,
@@ -46,8 +46,6 @@ from einops_fast.backends.triton.attention.hopper.tiles import (
 )
 from einops_fast.backends.triton.attention.hopper.turns import in_groups
 from einops_fast.backends.triton.device.indexing import field
-
-__all__ = ["Parts", "hopper_bias_kernel"]
 
 
 class Parts(NamedTuple):
@@ -238,13 +236,11 @@ def hopper_bias_kernel(
     d_out = beside(q, d_out_desc, stages * groups)
     k = beside(q, k_desc, stages)
     v = beside(q, v_desc, stages)
-    masks = rows
+    masks = mask
     if field(tiling, "mask_tiles"):
         masks = beside(q, mask, stages * groups).buffers
-    elif field(tiling, "mask") is not None:
-        masks = mask
     shared = Operands(q, k, v, d_out, None, Added(pipe(bias, groups, 1, groups), masks))
-    arrays = Operands(q_desc, k_desc, v_desc, d_out_desc, None, added_arrays(bias, mask, rows, tiling))
+    arrays = Operands(q_desc, k_desc, v_desc, d_out_desc, None, Added(bias, mask))
     counts = _Counts(key_tiles, sharers, parts)
     in_groups(
         _sum_up, (d_bias, rows, shared, counts, numbers, tiling), _copy, (arrays, shared, counts, numbers), tiling

@@ -21,7 +21,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from einops_fast.backends.triton.attention.hopper.bounds import bounds_array, within_bounds
 from einops_fast.backends.triton.attention.hopper.pipes import (
     fetch,
     fetch_own,
@@ -32,7 +31,7 @@ from einops_fast.backends.triton.attention.hopper.pipes import (
     room,
     there,
 )
-from einops_fast.backends.triton.attention.hopper.positions import own_blocks, sides, tile_of, without
+from einops_fast.backends.triton.attention.hopper.positions import own_blocks, sides, tile_of, within_bounds, without
 from einops_fast.backends.triton.attention.hopper.products import (
     added,
     adding,
@@ -44,7 +43,7 @@ from einops_fast.backends.triton.attention.hopper.products import (
     tiles_of,
 )
 from einops_fast.backends.triton.attention.hopper.scores import (
-    added_arrays,
+    Added,
     added_of,
     added_tiles,
     fetch_added,
@@ -65,8 +64,6 @@ from einops_fast.backends.triton.attention.hopper.turns import (
 )
 from einops_fast.backends.triton.device.barriers import barrier
 from einops_fast.backends.triton.device.indexing import field
-
-__all__ = ["hopper_kernel"]
 
 
 class _Shared(NamedTuple):
@@ -296,8 +293,7 @@ def hopper_kernel(q_desc, k_desc, v_desc, out_desc, bias, mask, bounds, lse, num
     if not _reused(tiling):
         of_out: gl.constexpr = groups * boxes(tiling, OUT)
         out = gl.allocate_shared_memory(dtype, [of_out] + out_desc.block_type.shape, out_desc.layout)
-    added = added_arrays(bias, mask, lse, tiling)
-    bounds = bounds_array(bounds, lse, tiling)
+    added = Added(bias, mask)
     shared = _Shared(q, k, v, out, added_tiles(added, tiling), turns_of(tiling), notes(groups))
     in_groups(
         _attend, (out_desc, lse, shared, numbers, dtype, tiling),

@@ -15,7 +15,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from einops_fast.backends.triton.attention.hopper.backward import Operands, begun_more, both_products, weights_of
-from einops_fast.backends.triton.attention.hopper.bounds import bounds_array, within_bounds
 from einops_fast.backends.triton.attention.hopper.pipes import (
     beside,
     fetch,
@@ -29,7 +28,7 @@ from einops_fast.backends.triton.attention.hopper.pipes import (
     second_stages,
     there,
 )
-from einops_fast.backends.triton.attention.hopper.positions import own_blocks, sides, tile_of
+from einops_fast.backends.triton.attention.hopper.positions import own_blocks, sides, tile_of, within_bounds
 from einops_fast.backends.triton.attention.hopper.products import (
     added,
     adding,
@@ -41,12 +40,10 @@ from einops_fast.backends.triton.attention.hopper.products import (
     stored,
     tiles_of,
 )
-from einops_fast.backends.triton.attention.hopper.scores import added_arrays, added_of, added_tiles, fetch_added
+from einops_fast.backends.triton.attention.hopper.scores import Added, added_of, added_tiles, fetch_added
 from einops_fast.backends.triton.attention.hopper.tiles import DK, DV, OUT, K, Q, V, boxes, stage_bytes
 from einops_fast.backends.triton.attention.hopper.turns import in_groups, note, noted, notes
 from einops_fast.backends.triton.device.indexing import field
-
-__all__ = ["hopper_keys_kernel"]
 
 
 class _State(NamedTuple):
@@ -276,10 +273,9 @@ def hopper_keys_kernel(
     v = beside(k, v_desc, groups * own * boxes(tiling, V))
     q = pipe(q_desc, stages * boxes(tiling, Q), stages, groups)
     d_out = second_pipe(q, d_out_desc, OUT, tiling)
-    added = added_arrays(bias, mask, k_desc, tiling)
+    added = Added(bias, mask)
     shared = Operands(q, k, v, d_out, beside(q, rows, 2 * stages), added_tiles(added, tiling), notes(groups))
     arrays = Operands(q_desc, k_desc, v_desc, d_out_desc, rows, added)
-    bounds = bounds_array(bounds, k_desc, tiling)
     in_groups(
         _own_keys, (dk_desc, dv_desc, shared, scale, numbers, dtype, tiling),
         _copy, (arrays, bounds, shared, numbers), tiling,

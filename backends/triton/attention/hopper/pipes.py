@@ -13,25 +13,6 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from einops_fast.backends.triton.attention.hopper.tiles import OUT, box, boxes, has
 from einops_fast.backends.triton.device.indexing import field
 
-__all__ = [
-    "Pipe",
-    "beside",
-    "coordinates",
-    "fetch",
-    "fetch_own",
-    "flat",
-    "handed_over",
-    "passed",
-    "passed_both",
-    "pipe",
-    "pipe_of",
-    "released",
-    "room",
-    "second_pipe",
-    "second_stages",
-    "there",
-]
-
 
 class Pipe(NamedTuple):
     """Tiles in shared memory, and barriers that say when each of them is full and when it's empty again."""

@@ -48,8 +48,6 @@ from einops_fast.backends.triton.attention.launches import BACKWARD, Launch, Pla
 from einops_fast.backends.triton.attention.problem import Problem, missing_axes
 from einops_fast.planning.cost import ITEM_SIZES
 
-__all__ = ["backward", "forward", "suits_hopper", "suits_hopper_backward"]
-
 _MOST_FEATURES = 256
 
 _MOST_ADDED = 128

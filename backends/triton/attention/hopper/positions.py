@@ -97,6 +97,37 @@ def _blocks_seeing(start, rows: gl.constexpr, numbers, tiling: gl.constexpr):
 
 
 @gluon.jit
+def within_bounds(bounds, element, start, first, end, numbers, tiling: gl.constexpr):
+    """The blocks from ``first`` to ``end`` that a tile meets, but those at both ends that the mask hides from all rows.
+
+    Args:
+        bounds: for each 64 of a tile's positions the first of the others that the mask shows, and the last one plus 1;
+            see :mod:`~einops_fast.backends.triton.attention.around.mask_bounds`.
+        element: of the batch.
+        start: first position of the tile.
+        first, end: blocks of the others that it meets else.
+        numbers, tiling: see :class:`Numbers`, :class:`HopperTiling`.
+    """
+    if field(tiling, "bounded"):
+        block: gl.constexpr = field(tiling, "block")
+        # A tile that there isn't has no bounds either.
+        if first < end:
+            places = numbers.bounds
+            c = element % numbers.third
+            b = element // numbers.third % numbers.second
+            a = element // numbers.third // numbers.second
+            place = a * places.first + b * places.second + c * places.third + start // 64 * places.position
+            low = gl.load(bounds + place)
+            high = gl.load(bounds + place + 1)
+            for group in gl.static_range(1, field(tiling, "groups")):
+                low = gl.minimum(low, gl.load(bounds + place + group * places.position))
+                high = gl.maximum(high, gl.load(bounds + place + group * places.position + 1))
+            first = gl.minimum(gl.maximum(first, low // block), end)
+            end = gl.maximum(gl.minimum(end, (high + block - 1) // block), first)
+    return first, end
+
+
+@gluon.jit
 def own_blocks(start, first, full, full_end, end, numbers, tiling: gl.constexpr, group: gl.constexpr):
     """Of what :func:`tile_of` says of a tile's blocks, what holds for the rows of a warp group.
 

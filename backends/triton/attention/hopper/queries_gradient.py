@@ -15,7 +15,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from einops_fast.backends.triton.attention.hopper.backward import Operands, both_products, delta_of, logs_of, weights_of
-from einops_fast.backends.triton.attention.hopper.bounds import bounds_array, within_bounds
 from einops_fast.backends.triton.attention.hopper.pipes import (
     beside,
     coordinates,
@@ -31,7 +30,7 @@ from einops_fast.backends.triton.attention.hopper.pipes import (
     second_stages,
     there,
 )
-from einops_fast.backends.triton.attention.hopper.positions import own_blocks, sides, tile_of
+from einops_fast.backends.triton.attention.hopper.positions import own_blocks, sides, tile_of, within_bounds
 from einops_fast.backends.triton.attention.hopper.products import (
     added,
     adding,
@@ -42,13 +41,11 @@ from einops_fast.backends.triton.attention.hopper.products import (
     parts,
     tiles_of,
 )
-from einops_fast.backends.triton.attention.hopper.scores import added_arrays, added_of, added_tiles, fetch_added
+from einops_fast.backends.triton.attention.hopper.scores import Added, added_of, added_tiles, fetch_added
 from einops_fast.backends.triton.attention.hopper.tiles import D_BIAS, OUT, K, Q, V, boxes, stage_bytes
 from einops_fast.backends.triton.attention.hopper.turns import in_groups, note, noted, notes
 from einops_fast.backends.triton.device.barriers import barrier
 from einops_fast.backends.triton.device.indexing import field
-
-__all__ = ["hopper_queries_kernel"]
 
 
 class _State(NamedTuple):
@@ -270,14 +267,10 @@ def hopper_queries_kernel(
         out = q.buffers
     else:
         out = gl.allocate_shared_memory(dtype, [groups * boxes(tiling, Q)] + dq_desc.block_type.shape, dq_desc.layout)
-    added = added_arrays(bias, mask, rows, tiling)
+    added = Added(bias, mask)
     shared = Operands(q, k, v, d_out, None, added_tiles(added, tiling), notes(groups))
     arrays = Operands(q_desc, k_desc, v_desc, d_out_desc, None, added)
-    bounds = bounds_array(bounds, rows, tiling)
-    into = rows
-    if field(tiling, "d_bias"):
-        into = d_bias
     in_groups(
-        _own_queries, (dq_desc, into, rows, shared, out, scale, numbers, dtype, tiling),
+        _own_queries, (dq_desc, d_bias, rows, shared, out, scale, numbers, dtype, tiling),
         _copy, (arrays, bounds, shared, numbers), tiling,
     )  # fmt: skip

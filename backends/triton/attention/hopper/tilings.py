@@ -24,21 +24,6 @@ from einops_fast.backends.triton.attention.hopper.tiles import (
 from einops_fast.backends.triton.attention.problem import Problem
 from einops_fast.planning.cost import ITEM_SIZES
 
-__all__ = [
-    "WIDE_SHAPES",
-    "Shape",
-    "bytes_of_one",
-    "fitting",
-    "forward_shapes",
-    "has_added",
-    "is_small",
-    "is_wide",
-    "keys_shapes",
-    "parts_of_sums",
-    "queries_shapes",
-    "shared_bytes",
-]
-
 _LONG = 2048
 """Queries, and keys that a query sees, from which on a tile of three warp groups pays."""
 

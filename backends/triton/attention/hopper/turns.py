@@ -13,8 +13,6 @@ from einops_fast.backends.triton.attention.hopper.tiles import COPYING
 from einops_fast.backends.triton.device.barriers import barrier
 from einops_fast.backends.triton.device.indexing import field
 
-__all__ = ["in_groups", "my_turn", "next_turn", "note", "noted", "notes", "turns_of"]
-
 
 @gluon.jit
 def _do(work: gl.constexpr, given, last: gl.constexpr):

@@ -41,8 +41,6 @@ from einops_fast.backends.triton.attention.hopper.tiles import DV, OUT, K, Q, V,
 from einops_fast.backends.triton.attention.hopper.turns import in_groups, note, noted, notes
 from einops_fast.backends.triton.device.indexing import field
 
-__all__ = ["hopper_values_kernel"]
-
 
 class _Arrays(NamedTuple):
     """Descriptors, or what is in shared memory: tiles of keys, blocks of the others and of the rows' logarithms."""

@@ -15,8 +15,6 @@ from einops_fast.backends.triton.attention.short.kernels import short_forward_ke
 from einops_fast.backends.triton.launching.launch import accumulator
 from einops_fast.planning.layout import contiguous_strides
 
-__all__ = ["backward", "forward", "suits_short", "suits_short_backward"]
-
 _DTYPES = ("float16", "bfloat16")
 """Products of others would take more registers than there are."""
 
