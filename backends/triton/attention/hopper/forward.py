@@ -277,7 +277,7 @@ def hopper_kernel(q_desc, k_desc, v_desc, out_desc, bias, mask, bounds, lse, num
         q_desc, k_desc, v_desc, out_desc: three batch axes, positions, features; a batch axis that an operand lacks has
             size 1.
         bias, mask: the same with keys in place of features, where there are tiles of it; else addresses, or ``None``.
-        bounds: those of the mask, see :mod:`.hopper_bounds`, or ``None``.
+        bounds: those of the mask, see :func:`~.positions.within_bounds`, or ``None``.
         lse: one number per batch element and query, without gaps.
         numbers: see :class:`Numbers`.
         tiling: what the kernel is specialised for.
