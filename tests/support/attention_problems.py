@@ -50,14 +50,15 @@ def poisoned() -> Iterator[None]:
 
 
 @contextmanager
-def hopper_calls() -> Iterator[list[bool]]:
-    """Record whether each of Hopper's kernels could be queued, on poisoned memory."""
-    found: list[bool] = []
+def hopper_calls() -> Iterator[list[str]]:
+    """Record the names of Hopper's kernels, empty where one couldn't be queued, on poisoned memory."""
+    found: list[str] = []
     call = DeclaredCall.__call__
 
     def recorded(self: DeclaredCall, *arguments: Any) -> bool:
-        found.append(call(self, *arguments))
-        return found[-1]
+        queued = call(self, *arguments)
+        found.append(self.function.fn.__name__ if queued else "")
+        return queued
 
     with mock.patch.object(DeclaredCall, "__call__", recorded), poisoned():
         yield found

@@ -8,8 +8,8 @@ from unittest import mock
 import pytest
 import torch
 from attention_oracle import oracle
-from attention_problems import DEVICE, Poisoned, attention, check, hopper_calls, needs_hopper, randn, rms, run
-from gluon_on_cpu import hopper_on_cpu
+from attention_problems import DEVICE, attention, check, randn, rms, run
+from hopper_attention import MARKS, ON_GPU, hopper_kernels
 
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.backends.torch.attention import call as torch_attention
@@ -17,11 +17,9 @@ from einops_fast.backends.torch.attention import runs as torch_attention_runs
 from einops_fast.backends.triton.attention import plan as attention_plan
 from einops_fast.backends.triton.attention.decode import plan as hopper_decode_plan
 
-ON_GPU = DEVICE == "cuda"
+pytestmark = MARKS
 
-pytestmark = needs_hopper if ON_GPU else []
-
-RAN = True if ON_GPU else "hopper_decode_kernel"
+RAN = "hopper_decode_kernel"
 """What tells that the kernel ran."""
 
 RUNS = 2 if ON_GPU else 3
@@ -34,19 +32,12 @@ LENGTH, WINDOW, GROUP = (1037, 300, 4) if ON_GPU else (70, 20, 3)
 @pytest.fixture(params=[132] if ON_GPU else [1, 5])
 def ran(request: pytest.FixtureRequest) -> Iterator[list[Any]]:
     """What ran, on poisoned memory; on a CPU by so many programs."""
-    if ON_GPU:
-        with hopper_calls() as found:
-            yield found
-        return
     with (
-        hopper_on_cpu() as names,
-        mock.patch.object(torch_attention_runs, "_device", return_value=((9, 0), request.param)),
+        hopper_kernels(request.param) as names,
         # Here blocks are so small that few keys are many of them.
         mock.patch.object(attention_plan, "suits_short", return_value=False),
-        mock.patch.object(hopper_decode_plan, "_BLOCKS", (16,)),
-        mock.patch.object(hopper_decode_plan, "_AHEAD", 0),
-        mock.patch.object(torch_attention_runs, "MEMORY", Poisoned()),
-        mock.patch.object(torch_attention_runs, "_calls", {}),
+        mock.patch.object(hopper_decode_plan, "_BLOCKS", hopper_decode_plan._BLOCKS if ON_GPU else (16,)),
+        mock.patch.object(hopper_decode_plan, "_AHEAD", hopper_decode_plan._AHEAD if ON_GPU else 0),
     ):
         yield names
 
@@ -199,7 +190,7 @@ def test_odd_addresses_take_the_other_kernels(ran: list[Any]) -> None:
     expected = run(spec, inputs, gradients=False)
     odd = torch.empty(inputs.v.numel() + 1, dtype=inputs.v.dtype, device="cuda")[1:].view_as(inputs.v).copy_(inputs.v)
     found = run(spec, AttentionInputs(inputs.q, inputs.k, odd), gradients=False)
-    assert ran == [True, False]
+    assert ran == [RAN, ""]
     for each, value in expected.items():
         torch.testing.assert_close(found[each], value, atol=2e-3, rtol=2e-3)
 
