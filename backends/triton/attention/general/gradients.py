@@ -39,6 +39,7 @@ from einops_fast.backends.triton.attention.general.score import (
     scale_of,
     scored,
     seed_of,
+    varies,
 )
 from einops_fast.backends.triton.device.indexing import field
 from einops_fast.backends.triton.device.offsets import counted, kept_type
@@ -279,11 +280,6 @@ def queries_kernel(
         store_queries(dq, strides.dq, head, start, i, d_queries, scale_of(call, f), call, f, "head")
 
 
-@triton.constexpr_function
-def _varies(features, at):
-    return features.bias[at]
-
-
 @triton.jit
 def _bias_tile(total, start, key, number, arrays, call, f: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr):
     """Add the gradient of one tile of one batch element's scores to ``total``."""
@@ -315,9 +311,9 @@ def _bias_tile(total, start, key, number, arrays, call, f: tl.constexpr, block_m
 @triton.jit
 def store_sum(d_bias, total, first_row, first_column, call, f: tl.constexpr):
     """Write a tile of the gradient of a bias, summed up along positions that the bias lacks."""
-    if not _varies(f, 0):
+    if not varies(field(f, "bias"), 0):
         total = tl.sum(total, 0, keep_dims=True)
-    if not _varies(f, 1):
+    if not varies(field(f, "bias"), 1):
         total = tl.sum(total, 1, keep_dims=True)
     axes: tl.constexpr = field(f, "axes")
     strides = call.strides.d_bias
@@ -325,9 +321,9 @@ def store_sum(d_bias, total, first_row, first_column, call, f: tl.constexpr):
     row = first_row + tl.arange(0, total.shape[0])[:, None]
     column = first_column + tl.arange(0, total.shape[1])[None, :]
     exists = tl.full(total.shape, True, tl.int1)
-    if _varies(f, 0):
+    if varies(field(f, "bias"), 0):
         exists = exists & (row < call.lengths.q)
-    if _varies(f, 1):
+    if varies(field(f, "bias"), 1):
         exists = exists & (column < call.lengths.kv)
     offsets = (row + zero) * strides[axes] + (column + zero) * strides[axes + 1]
     tl.store(d_bias + offsets, total.to(d_bias.dtype.element_ty), mask=exists)
@@ -364,19 +360,19 @@ def bias_kernel(
     # What there is to sum over: batch elements × tiles of queries × tiles of keys, as far as the bias lacks them.
     rows = 1
     columns = 1
-    if not _varies(f, 0):
+    if not varies(field(f, "bias"), 0):
         rows = tl.cdiv(q_len, block_m)
-    if not _varies(f, 1):
+    if not varies(field(f, "bias"), 1):
         columns = tl.cdiv(kv_len, block_n)
     steps = summed * rows * columns
     length = tl.cdiv(steps, parts)
     for step in range(part * length, min((part + 1) * length, steps)):
         number = first_number + counted(step // (rows * columns), summed_sizes, place, 0, axes)
         start = query_tile
-        if not _varies(f, 0):
+        if not varies(field(f, "bias"), 0):
             start = step // columns % rows
         key = key_tile
-        if not _varies(f, 1):
+        if not varies(field(f, "bias"), 1):
             key = step % columns
         total = _bias_tile(total, start * block_m, key * block_n, number, arrays, call, f, block_m, block_n)
     zero = tl.full((), 0, tl.int64)

@@ -56,7 +56,8 @@ def _tanh(x):
 
 
 @triton.constexpr_function
-def _varies(along, at):
+def varies(along, at):
+    """Tell whether a bias or a mask varies along queries (0) or keys (1)."""
     return along[at]
 
 
@@ -68,9 +69,9 @@ def _score_places(i, j, strides, f: tl.constexpr, along: tl.constexpr):
     if field(f, "wide_scores"):
         zero = tl.full((), 0, tl.int64)
     places = tl.full((1, 1), 0, tl.int32) + zero
-    if _varies(along, 0):
+    if varies(along, 0):
         places = places + (i + zero) * strides[axes]
-    if _varies(along, 1):
+    if varies(along, 1):
         places = places + (j + zero) * strides[axes + 1]
     return places
 
@@ -78,9 +79,9 @@ def _score_places(i, j, strides, f: tl.constexpr, along: tl.constexpr):
 @triton.jit
 def _score_exists(i, j, head, along: tl.constexpr):
     exists = tl.full((1, 1), True, tl.int1)
-    if _varies(along, 0):
+    if varies(along, 0):
         exists = exists & (i < head.q_len)
-    if _varies(along, 1):
+    if varies(along, 1):
         exists = exists & (j < head.kv_len)
     return exists
 
