@@ -85,6 +85,11 @@ class Problem:
         return prod(self.sizes)
 
     @property
+    def width(self) -> int:
+        """Features of the wider one of k and v."""
+        return max(self.spec.head_dim, self.spec.v_head_dim)
+
+    @property
     def share(self) -> int:
         """Batch elements that share k and v."""
         return prod(self.sizes[len(self.sizes) - self.features.shared :])

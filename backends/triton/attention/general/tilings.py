@@ -136,8 +136,7 @@ def backward_tilings(problem: Problem) -> BackwardTilings:
 def _from_table(table: _Table, problem: Problem) -> list[Tiling]:
     """Return tiles that are no longer than they need to be."""
     spec = problem.spec
-    features = max(spec.head_dim, spec.v_head_dim)
-    rows = next(found for most, found in table[ITEM_SIZES[spec.dtype]].items() if features <= most)
+    rows = next(found for most, found in table[ITEM_SIZES[spec.dtype]].items() if problem.width <= most)
     return [Tiling(min(m, power(spec.q_len)), min(n, power(spec.kv_len)), w, s) for m, n, w, s in rows]
 
 

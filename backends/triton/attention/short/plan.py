@@ -49,7 +49,7 @@ def suits_short(problem: Problem, rounds: int = _FORWARD_ROUNDS) -> bool:
     spec = problem.spec
     if spec.dtype not in _DTYPES or spec.varlen or spec.cache or spec.page_size:
         return False
-    if max(spec.head_dim, spec.v_head_dim) > _MOST_FEATURES:
+    if problem.width > _MOST_FEATURES:
         return False
     if problem.features.shared and spec.q_len <= FEW_QUERIES:
         # One tile has the queries of all heads that share keys.
