@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 from unittest import mock
 
@@ -50,14 +51,15 @@ def poisoned() -> Iterator[None]:
 
 
 @contextmanager
-def hopper_calls() -> Iterator[list[bool]]:
-    """Record whether each of Hopper's kernels could be queued, on poisoned memory."""
-    found: list[bool] = []
+def hopper_calls() -> Iterator[list[str]]:
+    """Record the names of Hopper's kernels, empty where one couldn't be queued, on poisoned memory."""
+    found: list[str] = []
     call = DeclaredCall.__call__
 
     def recorded(self: DeclaredCall, *arguments: Any) -> bool:
-        found.append(call(self, *arguments))
-        return found[-1]
+        queued = call(self, *arguments)
+        found.append(self.function.fn.__name__ if queued else "")
+        return queued
 
     with mock.patch.object(DeclaredCall, "__call__", recorded), poisoned():
         yield found
@@ -142,6 +144,43 @@ def attention(
     if segments is not None:
         inputs.q_segments = torch.randint(0, 3, (*segments, q_len), generator=generator).sort()[0].int().to(DEVICE)
         inputs.kv_segments = torch.randint(0, 3, (*segments, kv_len), generator=generator).sort()[0].int().to(DEVICE)
+    return spec, inputs
+
+
+def packed(
+    q_lens: Sequence[int], kv_lens: Sequence[int], heads: int = 2, kv_heads: int = 0, extra: int = 0, **options: Any
+) -> tuple[AttentionSpec, AttentionInputs]:
+    """Sequences side by side, and some tokens of none of them."""
+    spec, inputs = attention((len(q_lens), heads), max(q_lens), max(kv_lens), varlen=True, **options)
+    of_keys = 1, kv_heads or heads
+    spec = replace(spec, q_batch=(1, heads), k_batch=of_keys, v_batch=of_keys)
+    inputs.q = randn(1, heads, sum(q_lens) + extra, spec.head_dim, dtype=spec.dtype)
+    inputs.k = randn(*of_keys, sum(kv_lens) + extra, spec.head_dim, dtype=spec.dtype, seed=1)
+    inputs.v = randn(*of_keys, sum(kv_lens) + extra, spec.v_head_dim, dtype=spec.dtype, seed=2)
+    inputs.cu_seqlens_q, inputs.cu_seqlens_kv = (
+        torch.tensor([0, *accumulate(lens)], dtype=torch.int32, device=DEVICE) for lens in (q_lens, kv_lens)
+    )
+    return spec, inputs
+
+
+def cached(
+    lengths: Sequence[int], page_size: int = 0, spare: int = 0, **options: Any
+) -> tuple[AttentionSpec, AttentionInputs]:
+    """Sequences whose keys are those of a cache, or in pages of one in any order, of which some are spare."""
+    spec, inputs = attention(batch=options.pop("batch", (len(lengths), 2)), cache=True, **options)
+    inputs.cache_seqlens = torch.tensor(lengths, dtype=torch.int32, device=DEVICE)
+    if page_size:
+        of_each = spec.kv_len // page_size
+        pages = len(lengths) * of_each + spare
+        order = torch.randperm(pages, generator=torch.Generator().manual_seed(0))[: len(lengths) * of_each]
+        inputs.block_table = order.view(len(lengths), of_each).int().to(DEVICE)
+        own = (pages, *spec.k_batch[1:])
+        spec = replace(spec, page_size=page_size, k_batch=own, v_batch=own)
+        # As a cache lies: tokens of a page, then heads.
+        inputs.k, inputs.v = (
+            randn(pages, page_size, *own[1:], features, dtype=spec.dtype, seed=seed).movedim(1, -2)
+            for features, seed in ((spec.head_dim, 1), (spec.v_head_dim, 2))
+        )
     return spec, inputs
 
 

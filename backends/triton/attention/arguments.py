@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-__all__ = ["NO_EXTRAS", "RUNTIME", "Call", "Extras", "Features", "Head", "Lengths", "Numbers", "Strides"]
-
 RUNTIME = ["q_len", "kv_len", "heads", "together", "q_rows", "kv_rows", "left", "right"]
 """Arguments of the kernels that must not be compiled for: they change from call to call. Inside a tuple, they would."""
 
@@ -161,3 +159,14 @@ class Head(NamedTuple):
     q_segments: Any
     kv_segments: Any
     table: Any
+
+
+class Tile(NamedTuple):
+    """What a program of the general kernels knows of the tile that it owns; made on the device."""
+
+    own: Any  # its features, and in a tile of queries what else is loaded of these
+    positions: Any
+    segments: Any
+    seed: Any
+    head: Any
+    others: Any  # arrays that it goes through block by block

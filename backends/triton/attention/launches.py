@@ -10,8 +10,6 @@ from einops_fast.backends.memory import Memory
 from einops_fast.backends.triton.attention.arguments import Extras
 from einops_fast.backends.triton.launching.kernel_call import KernelCall
 
-__all__ = ["BACKWARD", "FORWARD", "Launch", "Plan", "Room", "launch", "renamed"]
-
 FORWARD = ("q", "k", "v", "out", "lse", "extras")
 """Arrays that a plan of a forward call is given, in this order. The :class:`Extras` have their own names, too."""
 

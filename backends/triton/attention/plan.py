@@ -14,8 +14,6 @@ from einops_fast.backends.triton.attention.problem import Problem
 from einops_fast.backends.triton.attention.short import plan as short
 from einops_fast.backends.triton.attention.short.plan import suits_short, suits_short_backward
 
-__all__ = ["backward_plan", "forward_plan"]
-
 
 def forward_plan(problem: Problem) -> Plan:
     """Return the plan of a forward call, which is given the arrays of :data:`FORWARD`."""

@@ -11,8 +11,6 @@ from einops_fast.attention.spec import AttentionSpec
 from einops_fast.backends.triton.attention.arguments import Features, Lengths, Numbers, Strides
 from einops_fast.backends.triton.launching.launch import interpreted
 
-__all__ = ["ANY", "Layout", "Problem", "merged", "missing_axes", "problem", "shared_axes"]
-
 
 class Layout(NamedTuple):
     """Shape, strides in elements, and the dtype's name."""
@@ -85,6 +83,11 @@ class Problem:
     def elements(self) -> int:
         """Of the batch."""
         return prod(self.sizes)
+
+    @property
+    def width(self) -> int:
+        """Features of the wider one of k and v."""
+        return max(self.spec.head_dim, self.spec.v_head_dim)
 
     @property
     def share(self) -> int:

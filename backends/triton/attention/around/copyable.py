@@ -15,8 +15,6 @@ from einops_fast.backends.triton.attention.problem import Layout, Problem
 from einops_fast.backends.triton.launching.launch import ALIGNMENT
 from einops_fast.planning.cost import ITEM_SIZES
 
-__all__ = ["addressable", "copyable", "odd_added", "on_copies", "reachable"]
-
 _LENGTH = 512
 """Positions from which on copies of what has features pay."""
 

@@ -7,8 +7,6 @@ from math import prod
 from einops_fast.attention.spec import AttentionSpec
 from einops_fast.backends.triton.attention.problem import shared_axes
 
-__all__ = ["pays_apart"]
-
 _TILE = 128
 """Keys that a program owns."""
 

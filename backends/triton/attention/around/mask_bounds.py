@@ -22,8 +22,6 @@ from einops_fast.backends.triton.device.offsets import counted
 from einops_fast.backends.triton.device.tiling import power_of_two
 from einops_fast.planning.layout import contiguous_strides
 
-__all__ = ["is_bounded", "mask_bounds", "mask_bounds_kernel"]
-
 _WORTH = 1 << 33
 """Products that a kernel has to make, hidden or not, for a launch that may spare it some to be worth while."""
 

@@ -15,8 +15,6 @@ from einops_fast.backends.triton.attention.problem import Problem
 from einops_fast.backends.triton.device.tiling import power_of_two
 from einops_fast.backends.triton.launching.launch import accumulator
 
-__all__ = ["in_parts", "parts_kernel"]
-
 _TILE = 2048
 """Elements that a program has on their way at a time."""
 

@@ -17,8 +17,6 @@ from einops_fast.backends.triton.device.indexing import field
 from einops_fast.backends.triton.launching.kernel_call import KernelCall
 from einops_fast.planning.layout import contiguous_strides
 
-__all__ = ["RowCopies", "rows_kernel"]
-
 _ROWS = 32
 """Of a tile."""
 

@@ -22,8 +22,6 @@ from einops_fast.backends.triton.attention.problem import ANY, Problem
 from einops_fast.backends.triton.launching.arrays import Array
 from einops_fast.backends.triton.launching.launch import ALIGNMENT
 
-__all__ = ["decode_tiling", "forward", "programs_for", "suits_decode"]
-
 _MOST_FEATURES = 256
 
 _MOST_ROWS = 32
@@ -57,7 +55,7 @@ def suits_decode(problem: Problem) -> bool:
     if not (0 < spec.q_len <= FEW_QUERIES and spec.kv_len and problem.elements):
         return False
     heads, queries = _rows(problem)
-    if heads * queries > _MOST_ROWS or max(spec.head_dim, spec.v_head_dim) > _MOST_FEATURES:
+    if heads * queries > _MOST_ROWS or problem.width > _MOST_FEATURES:
         return False
     if spec.page_size and (spec.page_size % 16 or any(page * ITEM % ALIGNMENT for page in strides.pages[:2])):
         return False

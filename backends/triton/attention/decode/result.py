@@ -12,8 +12,6 @@ from triton.experimental.gluon import language as gl
 from einops_fast.backends.triton.attention.decode.work import outer_of, slot_of
 from einops_fast.backends.triton.device.indexing import field
 
-__all__ = ["keep", "put_together", "store"]
-
 _ROWS = gl.constexpr(8)
 """Rows that results are put together for at once."""
 

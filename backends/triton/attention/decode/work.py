@@ -20,19 +20,6 @@ from triton.experimental.gluon import language as gl
 from einops_fast.backends.triton.attention.hopper.tiles import Places
 from einops_fast.backends.triton.device.indexing import field
 
-__all__ = [
-    "Arrays",
-    "DecodeNumbers",
-    "DecodeTiling",
-    "Run",
-    "Shared",
-    "keys_seen",
-    "outer_of",
-    "parts_of",
-    "run_of",
-    "slot_of",
-]
-
 _TOGETHER = gl.constexpr(128)
 """Sequences that are looked at at once."""
 

@@ -13,8 +13,6 @@ import triton.language as tl
 
 from einops_fast.backends.triton.device.indexing import field
 
-__all__ = ["part_of", "seeing_queries", "seen_keys", "seen_keys_of_segments", "visited"]
-
 _CHUNK = tl.constexpr(1024)
 """Segments that are looked at at once."""
 
@@ -30,39 +28,33 @@ def _up(position, block: tl.constexpr):
 
 
 @triton.jit
-def seen_keys(first, last, head, numbers, f: tl.constexpr, block: tl.constexpr):
-    """Return the blocks of keys that queries ``first`` to ``last`` see."""
-    begin = 0
-    end = head.kv_len
-    full_end = _down(head.kv_len, block)
-    if field(f, "right"):
-        end = min(end, last + head.shift + numbers.right + 1)
-        full_end = min(full_end, _down(max(first + head.shift + numbers.right + 1, 0), block))
-    if field(f, "left"):
-        begin = _down(max(first + head.shift - numbers.left, 0), block)
-    full_begin = begin
-    if field(f, "left"):
-        full_begin = max(_up(max(last + head.shift - numbers.left, 0), block), begin)
-    if field(f, "irregular"):
-        full_begin = begin
-        full_end = begin
-    return begin, full_begin, max(full_end, full_begin), end
+def _facing(position, head, turned: tl.constexpr):
+    """Return the key that a query faces; if ``turned``, the query that a key faces."""
+    if turned:
+        return position - head.shift
+    else:
+        return position + head.shift
 
 
 @triton.jit
-def _seeing_queries(first, last, head, numbers, f: tl.constexpr, block: tl.constexpr):
-    """Return the blocks of queries that see keys ``first`` to ``last``."""
+def blocks_by_position(first, last, head, numbers, f: tl.constexpr, block: tl.constexpr, turned: tl.constexpr = False):
+    """Return the blocks of keys that queries ``first`` to ``last`` see; if ``turned``, the other way round."""
+    ends: tl.constexpr = field(f, "left" if turned else "right")
+    begins: tl.constexpr = field(f, "right" if turned else "left")
+    length = head.q_len if turned else head.kv_len
+    before = numbers.right if turned else numbers.left
+    after = numbers.left if turned else numbers.right
     begin = 0
-    end = head.q_len
-    full_end = _down(head.q_len, block)
-    if field(f, "left"):
-        end = min(end, last - head.shift + numbers.left + 1)
-        full_end = min(full_end, _down(max(first - head.shift + numbers.left + 1, 0), block))
-    if field(f, "right"):
-        begin = _down(max(first - head.shift - numbers.right, 0), block)
+    end = length
+    full_end = _down(length, block)
+    if ends:
+        end = min(end, _facing(last, head, turned) + after + 1)
+        full_end = min(full_end, _down(max(_facing(first, head, turned) + after + 1, 0), block))
+    if begins:
+        begin = _down(max(_facing(first, head, turned) - before, 0), block)
     full_begin = begin
-    if field(f, "right"):
-        full_begin = max(_up(max(last - head.shift - numbers.right, 0), block), begin)
+    if begins:
+        full_begin = max(_up(max(_facing(last, head, turned) - before, 0), block), begin)
     if field(f, "irregular"):
         full_begin = begin
         full_end = begin
@@ -95,37 +87,30 @@ def _narrowed(begin, end, segments, stride, low, high, block: tl.constexpr):
 
 
 @triton.jit
-def seen_keys_of_segments(first, last, head, segments, exists, call, f: tl.constexpr, block: tl.constexpr):
-    """Return the blocks of keys that queries ``first`` to ``last`` see, by positions and by the queries' segments."""
-    begin, full_begin, full_end, end = seen_keys(first, last, head, call.numbers, f, block)
+def blocks_met(
+    first, last, head, segments, exists, call, f: tl.constexpr, block: tl.constexpr, turned: tl.constexpr = False
+):
+    """Return what :func:`blocks_by_position` does, by the segments of the positions ``first`` to ``last``, too."""
+    begin, full_begin, full_end, end = blocks_by_position(first, last, head, call.numbers, f, block, turned)
     if field(f, "segments"):
         low, high = _segment_range(segments, exists)
-        stride = call.strides.kv_segments[field(f, "axes")]
-        begin, end = _narrowed(begin, end, head.kv_segments, stride, low, high, block)
+        others = head.q_segments if turned else head.kv_segments
+        strides = call.strides.q_segments if turned else call.strides.kv_segments
+        begin, end = _narrowed(begin, end, others, strides[field(f, "axes")], low, high, block)
         full_begin = begin
         full_end = begin
     return begin, full_begin, full_end, end
 
 
 @triton.jit
-def seeing_queries(first, last, head, segments, exists, call, f: tl.constexpr, block: tl.constexpr):
-    """Return the blocks of queries that see keys ``first`` to ``last``, by positions and by the keys' segments."""
-    begin, full_begin, full_end, end = _seeing_queries(first, last, head, call.numbers, f, block)
-    if field(f, "segments"):
-        low, high = _segment_range(segments, exists)
-        stride = call.strides.q_segments[field(f, "axes")]
-        begin, end = _narrowed(begin, end, head.q_segments, stride, low, high, block)
-        full_begin = begin
-        full_end = begin
-    return begin, full_begin, full_end, end
+def spans_of(begin, full_begin, full_end, end):
+    """Return where the blocks before those seen in whole begin and end, such blocks, and those after them."""
+    return (begin, min(full_begin, end)), (full_begin, full_end), (full_end, end)
 
 
 @triton.constexpr_function
 def visited(features, side, first):
-    """Tell whether there may be blocks before those seen in whole (side 0), such blocks (1), and after them (2).
-
-    ``first`` names the feature that hides blocks before them: ``'left'`` for keys, ``'right'`` for queries.
-    """
+    """Tell whether there may be blocks in a span: ``'left'`` or, of queries, ``'right'`` may hide those before it."""
     return (getattr(features, first), not features.irregular, True)[side]
 
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from einops_fast.backends.triton.attention.arguments import RUNTIME, Call, Lengths, Numbers
-from einops_fast.backends.triton.attention.general.blocks import part_of, seen_keys_of_segments, visited
+from einops_fast.backends.triton.attention.arguments import RUNTIME, Call, Lengths, Numbers, Tile
+from einops_fast.backends.triton.attention.general.blocks import blocks_met, part_of, spans_of, visited
 from einops_fast.backends.triton.attention.general.loading import (
     added,
     head_of,
@@ -41,20 +41,6 @@ from einops_fast.backends.triton.attention.general.score import (
 from einops_fast.backends.triton.device.indexing import field
 from einops_fast.backends.triton.device.offsets import counted, kept_type
 
-__all__ = ["forward_kernel"]
-
-
-class _Tile(NamedTuple):
-    """What a program knows of its queries: their features and positions, what else they need, and where keys are."""
-
-    queries: Any
-    i: Any
-    segments: Any
-    seed: Any
-    head: Any
-    k: Any
-    v: Any
-
 
 class _State(NamedTuple):
     """The highest scores, sums of weights, and sums of values, of the keys so far."""
@@ -67,11 +53,11 @@ class _State(NamedTuple):
 @triton.jit
 def _step(state, start, tile, call, f: tl.constexpr, block: tl.constexpr, masked: tl.constexpr):
     """Add one block of keys to the sums."""
-    i, head, strides = tile.i, tile.head, call.strides
+    i, head, strides = tile.positions, tile.head, call.strides
     start = tl.multiple_of(start, block)
     j = (start + tl.arange(0, block))[None, :]
-    keys = load_keys(tile.k, strides.k, strides.pages[0], start, head, call, f, "head", block, masked)
-    score, _ = scored(products(tile.queries, keys, f, "head"), i, j, head, call, f)
+    keys = load_keys(tile.others[0], strides.k, strides.pages[0], start, head, call, f, "head", block, masked)
+    score, _ = scored(products(tile.own, keys, f, "head"), i, j, head, call, f)
     if masked:
         segments = tile.segments, key_segments(j, head, call, f)
         score = tl.where(allowed(i, j, segments, head, call, f), score, float("-inf"))
@@ -84,7 +70,7 @@ def _step(state, start, tile, call, f: tl.constexpr, block: tl.constexpr, masked
     total = state.total * fade + tl.sum(weights, 1)
     if field(f, "dropout"):
         weights = dropped(weights, i, j, tile.seed, head, call, f)
-    values = load_keys(tile.v, strides.v, strides.pages[1], start, head, call, f, "v_head", block, masked)
+    values = load_keys(tile.others[1], strides.v, strides.pages[1], start, head, call, f, "v_head", block, masked)
     sums = added(state.sums, weights.to(values[0].dtype), values, f, "v_head", fade[:, None])
     return _State(most, total, sums)
 
@@ -105,13 +91,13 @@ def _blocks(
         most = tl.reshape(tl.zeros((block_m, 1), kept_type(f)) + sink, (block_m,))
         total = tl.where(most == float("-inf"), 0.0, 1.0).to(kept_type(f))
     state = _State(most, total, no_sums(block_m, f, "v_head"))
-    exists = tile.i < head.q_len
-    begin, full_begin, full_end, end = seen_keys_of_segments(first, last, head, tile.segments, exists, call, f, block_n)
+    exists = tile.positions < head.q_len
+    begin, full_begin, full_end, end = blocks_met(first, last, head, tile.segments, exists, call, f, block_n)
     if parts > 1:
         begin, end = part_of(begin, end, part, parts, block_n)
         full_begin = max(full_begin, begin)
         full_end = max(min(full_end, end), full_begin)
-    spans = (begin, min(full_begin, end)), (full_begin, full_end), (full_end, end)
+    spans = spans_of(begin, full_begin, full_end, end)
     for side in tl.static_range(3):
         if visited(f, side, "left"):
             for at in range(spans[side][0], spans[side][1], block_n):
@@ -155,7 +141,7 @@ def forward_kernel(
         v = of_element(v, strides.v, element, call, f)
         exists = i < head.q_len
         queries = load_queries(q, strides.q, head, start, i, exists, call, f, "head", True, packed)
-        own = _Tile(queries, i, query_segments(i, head, call, f), seed_of(call, f), head, k, v)
+        own = Tile(queries, i, query_segments(i, head, call, f), seed_of(call, f), head, (k, v))
         state = _blocks(own, start, last, part, call, f, block_m, block_n, parts)
         divisor = tl.where(state.total == 0, 1.0, state.total)
         inverse = 1.0 / divisor
@@ -167,3 +153,37 @@ def forward_kernel(
         logs = tl.where(state.total == 0, float("-inf"), (state.most + tl.log2(divisor)) * LN2)
         rows = query_rows(lse, strides.lse, head, start, i, call, f, packed)
         tl.store(rows, logs[:, None], mask=i < head.q_len)
+
+
+@triton.jit(do_not_specialize=["q_len"])
+def combine_kernel(
+    parts_out, parts_lse, out, lse, strides, sizes, q_len,
+    f: tl.constexpr, parts: tl.constexpr, columns: tl.constexpr,
+):  # fmt: skip
+    """Write one row of the result: that of each part counts by its share in the sum of all weights.
+
+    ``parts_out`` and ``parts_lse`` lie in row-major order, part by part.
+    """
+    axes: tl.constexpr = field(f, "axes")
+    acc: tl.constexpr = kept_type(f)
+    zero = tl.full((), 0, tl.int64)
+    row = tl.program_id(0) + zero
+    element = row // q_len
+    i = row % q_len
+    rows = strides.parts[1] + zero
+    part = tl.arange(0, parts)
+    logs = tl.load(parts_lse + row + part * rows)
+    most = tl.max(logs, 0)
+    reference = tl.where(most == float("-inf"), 0.0, most)
+    shares = tl.exp(logs - reference)
+    total = tl.sum(shares, 0)
+    column = tl.arange(0, columns)
+    exists = column < field(f, "v_head_dim")
+    places = (row + part * rows)[:, None] * field(f, "v_head_dim") + column[None, :]
+    found = tl.load(parts_out + places, mask=exists[None, :], other=0)
+    divisor = tl.where(total == 0, 1.0, total)
+    value = tl.sum(found * (shares / divisor)[:, None], 0).to(acc)
+    place = out + counted(element, sizes, strides.out, 0, axes) + i * (zero + strides.out[axes])
+    tl.store(place + column * strides.out[axes + 1], value.to(out.dtype.element_ty), mask=exists)
+    log = tl.where(total == 0, float("-inf"), reference + tl.log(divisor))
+    tl.store(lse + counted(element, sizes, strides.lse, 0, axes) + i * (zero + strides.lse[axes]), log)

@@ -16,22 +16,6 @@ from einops_fast.backends.triton.contraction.matrix_product import matrix_produc
 from einops_fast.backends.triton.device.indexing import field
 from einops_fast.backends.triton.device.offsets import counted, in_swaths, kept_type
 
-__all__ = [
-    "added",
-    "head_of",
-    "load_keys",
-    "load_queries",
-    "no_sums",
-    "of_element",
-    "product",
-    "products",
-    "query_rows",
-    "shared_size",
-    "store_keys",
-    "store_queries",
-    "task",
-]
-
 
 @triton.constexpr_function
 def _part(features, kind, at):

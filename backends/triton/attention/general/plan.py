@@ -9,31 +9,19 @@ from typing import Any
 from einops_fast.attention.spec import AttentionSpec
 from einops_fast.backends.triton.attention.arguments import Strides
 from einops_fast.backends.triton.attention.around.parts_sum import in_parts
-from einops_fast.backends.triton.attention.general.backward import delta_kernel
-from einops_fast.backends.triton.attention.general.bias_gradient import bias_kernel
-from einops_fast.backends.triton.attention.general.decode import combine_kernel
-from einops_fast.backends.triton.attention.general.forward import forward_kernel
-from einops_fast.backends.triton.attention.general.keys_gradient import keys_kernel
-from einops_fast.backends.triton.attention.general.queries_gradient import queries_kernel
+from einops_fast.backends.triton.attention.general.forward import combine_kernel, forward_kernel
+from einops_fast.backends.triton.attention.general.gradients import (
+    bias_kernel,
+    delta_kernel,
+    keys_kernel,
+    queries_kernel,
+)
 from einops_fast.backends.triton.attention.general.tilings import BackwardTilings, Tiling, power
 from einops_fast.backends.triton.attention.launches import BACKWARD, Launch, Plan, Room, launch
 from einops_fast.backends.triton.attention.problem import ANY, Problem
 from einops_fast.backends.triton.launching.launch import accumulator
 from einops_fast.planning.cost import ITEM_SIZES
 from einops_fast.planning.layout import contiguous_strides
-
-__all__ = [
-    "backward",
-    "bias_gradient",
-    "bias_sizes",
-    "deltas",
-    "forward",
-    "is_whole",
-    "keys_gradient",
-    "parts_of",
-    "queries_gradient",
-    "starts_at_zero",
-]
 
 _CACHED = 24 << 20
 """Bytes of k and v that stay in the L2 cache while they're worked on."""

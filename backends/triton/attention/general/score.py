@@ -14,21 +14,6 @@ import triton.language as tl
 from einops_fast.backends.triton.device.indexing import field
 from einops_fast.backends.triton.device.offsets import kept_type
 
-__all__ = [
-    "LN2",
-    "LOG2E",
-    "allowed",
-    "bias_at",
-    "drawn",
-    "dropped",
-    "factor_of",
-    "key_segments",
-    "query_segments",
-    "scale_of",
-    "scored",
-    "seed_of",
-]
-
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 
@@ -71,7 +56,8 @@ def _tanh(x):
 
 
 @triton.constexpr_function
-def _varies(along, at):
+def varies(along, at):
+    """Tell whether a bias or a mask varies along queries (0) or keys (1)."""
     return along[at]
 
 
@@ -83,9 +69,9 @@ def _score_places(i, j, strides, f: tl.constexpr, along: tl.constexpr):
     if field(f, "wide_scores"):
         zero = tl.full((), 0, tl.int64)
     places = tl.full((1, 1), 0, tl.int32) + zero
-    if _varies(along, 0):
+    if varies(along, 0):
         places = places + (i + zero) * strides[axes]
-    if _varies(along, 1):
+    if varies(along, 1):
         places = places + (j + zero) * strides[axes + 1]
     return places
 
@@ -93,9 +79,9 @@ def _score_places(i, j, strides, f: tl.constexpr, along: tl.constexpr):
 @triton.jit
 def _score_exists(i, j, head, along: tl.constexpr):
     exists = tl.full((1, 1), True, tl.int1)
-    if _varies(along, 0):
+    if varies(along, 0):
         exists = exists & (i < head.q_len)
-    if _varies(along, 1):
+    if varies(along, 1):
         exists = exists & (j < head.kv_len)
     return exists
 

@@ -11,8 +11,6 @@ from einops_fast.backends.triton.attention.around.copyable import copyable
 from einops_fast.backends.triton.attention.problem import Problem
 from einops_fast.planning.cost import ITEM_SIZES
 
-__all__ = ["FEW_QUERIES", "BackwardTilings", "Tiling", "backward_tilings", "forward_tiling", "power"]
-
 _MOST_PACKED = 64
 """Rows of all batch elements that share k and v, up to which one tile holds them all."""
 
@@ -138,8 +136,7 @@ def backward_tilings(problem: Problem) -> BackwardTilings:
 def _from_table(table: _Table, problem: Problem) -> list[Tiling]:
     """Return tiles that are no longer than they need to be."""
     spec = problem.spec
-    features = max(spec.head_dim, spec.v_head_dim)
-    rows = next(found for most, found in table[ITEM_SIZES[spec.dtype]].items() if features <= most)
+    rows = next(found for most, found in table[ITEM_SIZES[spec.dtype]].items() if problem.width <= most)
     return [Tiling(min(m, power(spec.q_len)), min(n, power(spec.kv_len)), w, s) for m, n, w, s in rows]
 
 

@@ -22,23 +22,23 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from einops_fast.backends.triton.attention.hopper.pipes import second_stages, there
+from einops_fast.backends.triton.attention.hopper.positions import without
 from einops_fast.backends.triton.attention.hopper.products import begun, product, tiles_of
 from einops_fast.backends.triton.attention.hopper.scores import hidden, powers, scored
 from einops_fast.backends.triton.device.indexing import field
-
-__all__ = ["Operands", "begun_more", "both_products", "delta_of", "logs_of", "weights_of"]
 
 
 class Operands(NamedTuple):
     """Descriptors of the operands, or their tiles in shared memory; ``added`` has those of bias and mask.
 
-    ``notes`` says which tile is whose turn.
+    ``rows`` has those of rows' numbers where blocks have queries, ``notes`` which tile is whose turn.
     """
 
     q: Any
     k: Any
     v: Any
     d_out: Any
+    rows: Any
     added: Any
     notes: Any = None
 
@@ -56,11 +56,29 @@ def delta_of(rows, element, i, numbers):
 
 
 @gluon.jit
-def weights_of(products, extra, logs, numbers, tiling: gl.constexpr):
-    """The weights, but for what positions hide, and by what their scores' gradients are multiplied for the softcap."""
+def weights_of(products, extra, i, j, logs, partly, ends: gl.constexpr, numbers, tiling: gl.constexpr):
+    """The weights of a block, and by what their scores' gradients are multiplied for the softcap.
+
+    Args:
+        products: of queries and keys.
+        extra: bias and mask.
+        i, j, logs: positions of queries and keys, and logarithms of the queries' rows.
+        partly: what :func:`~.positions.sides` says of the block.
+        ends: whether keys may not exist: they have no features either, but their weights may be infinite.
+        numbers, tiling: see :class:`Numbers`, :class:`HopperTiling`.
+    """
     bias, mask = extra
+    logs = logs[None, :] if field(tiling, "turned") else logs[:, None]
     scores, scale, slope = scored(products, bias, numbers, tiling)
-    return hidden(powers(scores, scale, logs, bias, tiling), mask, 0.0, tiling), slope
+    weights = hidden(powers(scores, scale, logs, bias, tiling), mask, 0.0, tiling)
+    if ends or field(tiling, "left") or field(tiling, "right"):  # noqa: SIM102, known while compiling
+        # A branch, and not a loop of its own: there are no registers for two.
+        if partly > 0:
+            if field(tiling, "turned"):
+                weights = without(weights, i[None, :], j[:, None], 0.0, partly, numbers, tiling)
+            else:
+                weights = without(weights, i[:, None], j[None, :], 0.0, partly, numbers, tiling)
+    return weights, slope
 
 
 @gluon.jit

@@ -31,11 +31,10 @@ from einops_fast.backends.triton.attention.hopper.pipes import (
     room,
     there,
 )
-from einops_fast.backends.triton.attention.hopper.positions import blocks_seen, sides, without
-from einops_fast.backends.triton.attention.hopper.scores import Added, added_arrays, bias_of, mask_of
+from einops_fast.backends.triton.attention.hopper.positions import blocks_met, sides
+from einops_fast.backends.triton.attention.hopper.scores import Added, bias_of, mask_of
 from einops_fast.backends.triton.attention.hopper.tiles import (
     BIAS,
-    COPYING,
     D_BIAS,
     MASK,
     OUT,
@@ -45,10 +44,8 @@ from einops_fast.backends.triton.attention.hopper.tiles import (
     has,
     pair_bytes,
 )
-from einops_fast.backends.triton.device.barriers import barrier
+from einops_fast.backends.triton.attention.hopper.turns import in_groups
 from einops_fast.backends.triton.device.indexing import field
-
-__all__ = ["Parts", "hopper_bias_kernel"]
 
 
 class Parts(NamedTuple):
@@ -138,7 +135,7 @@ def _copy(arrays, shared, counts, numbers, tiling: gl.constexpr):
                 numbers, tiling, at * block,
             )  # fmt: skip
         done += 1  # noqa: SIM113, nothing is enumerated while compiling
-        first, _, _, end = blocks_seen(start, field(tiling, "rows"), numbers, tiling)
+        first, _, _, end = blocks_met(start, field(tiling, "rows"), numbers, tiling)
         if (at >= first) & (at < end):
             for sharer in range(begin, past):
                 element = _element(own, sharer, numbers, tiling)
@@ -176,10 +173,7 @@ def _step(total, shared, rows, count, element, i, j, partly, numbers, zeros, til
     bias = bias_of(shared.added.bias.buffers, group, element, i[:, None], j[None, :], layout, numbers, tiling)
     mask = mask_of(shared.added.mask, at, element, i[:, None], j[None, :], layout, numbers, tiling)
     products = warpgroup_mma_wait(1, deps=[started])
-    weights, _ = weights_of(products, (bias, mask), logs[:, None], numbers, tiling)
-    if field(tiling, "left") or field(tiling, "right"):  # noqa: SIM102, known while compiling
-        if partly > 0:
-            weights = without(weights, i[:, None], j[None, :], 0.0, partly, numbers, tiling)
+    weights, _ = weights_of(products, (bias, mask), i, j, logs, partly, False, numbers, tiling)
     d_weights = warpgroup_mma_wait(0, deps=[more])
     released(shared.q, count, stages)
     return total + weights * (d_weights - delta[:, None])
@@ -195,7 +189,7 @@ def _sum_up(d_bias, rows, shared, counts, numbers, tiling: gl.constexpr, group: 
     done = 0
     for task in range(gl.program_id(0), _tasks(counts, numbers), gl.num_programs(0)):
         own, start, at, part, begin, past = _position(task, counts, numbers, tiling)
-        first, whole, whole_end, end = blocks_seen(start, field(tiling, "rows"), numbers, tiling)
+        first, whole, whole_end, end = blocks_met(start, field(tiling, "rows"), numbers, tiling)
         i = start + 64 * group + gl.arange(0, 64, layout=gl.SliceLayout(1, of_scores))
         j = at * block + gl.arange(0, block, layout=gl.SliceLayout(0, of_scores))
         total = gl.zeros([64, block], gl.float32, layout=of_scores)
@@ -242,22 +236,12 @@ def hopper_bias_kernel(
     d_out = beside(q, d_out_desc, stages * groups)
     k = beside(q, k_desc, stages)
     v = beside(q, v_desc, stages)
-    masks = rows
+    masks = mask
     if field(tiling, "mask_tiles"):
         masks = beside(q, mask, stages * groups).buffers
-    elif field(tiling, "mask") is not None:
-        masks = mask
-    shared = Operands(q, k, v, d_out, Added(pipe(bias, groups, 1, groups), masks))
-    arrays = Operands(q_desc, k_desc, v_desc, d_out_desc, added_arrays(bias, mask, rows, tiling))
-    fence_async_shared()
-    barrier()
+    shared = Operands(q, k, v, d_out, None, Added(pipe(bias, groups, 1, groups), masks))
+    arrays = Operands(q_desc, k_desc, v_desc, d_out_desc, None, Added(bias, mask))
     counts = _Counts(key_tiles, sharers, parts)
-    gl.warp_specialize(
-        [
-            (_sum_up, (d_bias, rows, shared, counts, numbers, tiling, 0)),
-            (_sum_up, (d_bias, rows, shared, counts, numbers, tiling, 1)),
-            (_copy, (arrays, shared, counts, numbers, tiling)),
-        ],
-        [4, 1],
-        [field(tiling, "group_registers"), COPYING],
+    in_groups(
+        _sum_up, (d_bias, rows, shared, counts, numbers, tiling), _copy, (arrays, shared, counts, numbers), tiling
     )

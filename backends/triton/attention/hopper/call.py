@@ -15,22 +15,6 @@ from einops_fast.backends.triton.launching.kernel_call import DeclaredCall
 from einops_fast.backends.triton.launching.launch import ALIGNMENT, interpreted
 from einops_fast.planning.cost import ITEM_SIZES
 
-__all__ = [
-    "BATCH_AXES",
-    "LOG2E",
-    "NOWHERE",
-    "array_of",
-    "copied",
-    "described",
-    "is_for_hopper",
-    "launch",
-    "numbers_of",
-    "of_batch",
-    "padded",
-    "places_of",
-    "programs_of",
-]
-
 BATCH_AXES = 3
 """That an array has as the hardware sees it."""
 

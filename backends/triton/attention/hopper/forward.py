@@ -17,14 +17,21 @@ from typing import Any, NamedTuple
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
     tma,
     warpgroup_mma_wait,
 )
 
-from einops_fast.backends.triton.attention.hopper.bounds import bounds_array, within_bounds
-from einops_fast.backends.triton.attention.hopper.pipes import fetch, passed, passed_both, pipe, released, room, there
-from einops_fast.backends.triton.attention.hopper.positions import keys_of, own_blocks, sides, without
+from einops_fast.backends.triton.attention.hopper.pipes import (
+    fetch,
+    fetch_own,
+    passed,
+    passed_both,
+    pipe,
+    released,
+    room,
+    there,
+)
+from einops_fast.backends.triton.attention.hopper.positions import own_blocks, sides, tile_of, within_bounds, without
 from einops_fast.backends.triton.attention.hopper.products import (
     added,
     adding,
@@ -36,7 +43,7 @@ from einops_fast.backends.triton.attention.hopper.products import (
     tiles_of,
 )
 from einops_fast.backends.triton.attention.hopper.scores import (
-    added_arrays,
+    Added,
     added_of,
     added_tiles,
     fetch_added,
@@ -45,12 +52,18 @@ from einops_fast.backends.triton.attention.hopper.scores import (
     powers,
     scored,
 )
-from einops_fast.backends.triton.attention.hopper.tiles import COPYING, OUT, K, Q, V, added_bytes, boxes
-from einops_fast.backends.triton.attention.hopper.turns import my_turn, next_turn, note, noted, notes, turns_of
+from einops_fast.backends.triton.attention.hopper.tiles import OUT, K, Q, V, added_bytes, boxes
+from einops_fast.backends.triton.attention.hopper.turns import (
+    in_groups,
+    my_turn,
+    next_turn,
+    note,
+    noted,
+    notes,
+    turns_of,
+)
 from einops_fast.backends.triton.device.barriers import barrier
 from einops_fast.backends.triton.device.indexing import field
-
-__all__ = ["hopper_kernel"]
 
 
 class _Shared(NamedTuple):
@@ -83,18 +96,6 @@ def _reused(tiling):
 
 
 @gluon.jit
-def _fetch_queries(q_desc, shared, done, element, start, numbers, tiling: gl.constexpr):
-    """Have a tile's queries copied."""
-    groups: gl.constexpr = field(tiling, "groups")
-    own: gl.constexpr = field(tiling, "own")
-    q_bytes: gl.constexpr = q_desc.block_type.nbytes * boxes(tiling, Q) * groups
-    full = room(shared.q, done, own, q_bytes)
-    for group in gl.static_range(groups):
-        mine = done % own * groups + group
-        fetch(q_desc, shared.q.buffers, mine, full, element, start + 64 * group, Q, numbers, tiling)
-
-
-@gluon.jit
 def _copy(q_desc, k_desc, v_desc, added, bounds, shared, numbers, tiling: gl.constexpr):
     """What the copying warp does."""
     stages: gl.constexpr = field(tiling, "stages")
@@ -105,14 +106,14 @@ def _copy(q_desc, k_desc, v_desc, added, bounds, shared, numbers, tiling: gl.con
     done = 0
     lap = 0
     for turn in range(gl.program_id(0), numbers.turns, gl.num_programs(0)):
-        element, start, first, whole, whole_end, end = keys_of(turn, numbers, tiling)
+        element, start, first, whole, whole_end, end = tile_of(turn, numbers, tiling)
         first, end = within_bounds(bounds, element, start, first, end, numbers, tiling)
         note(shared.notes, lap, element, start, first, whole, whole_end, end)
         lap += 1  # noqa: SIM113, nothing is enumerated while compiling
         if _reused(tiling):  # noqa: SIM102, known while compiling
             if first >= end:
                 # The memory has to be waited for all the same, since the result leaves from there.
-                _fetch_queries(q_desc, shared, done, element, start, numbers, tiling)
+                fetch_own(q_desc, None, shared.q, None, done, element, start, Q, Q, numbers, tiling)
                 done += 1
         for at in range(end - 1, first - 1, -1):
             stage = count % stages
@@ -121,7 +122,7 @@ def _copy(q_desc, k_desc, v_desc, added, bounds, shared, numbers, tiling: gl.con
             fetch_added(added, shared.added, stage, full, element, start, at * block, numbers, tiling)
             if at == end - 1:
                 # After the first block, for which there is room earlier.
-                _fetch_queries(q_desc, shared, done, element, start, numbers, tiling)
+                fetch_own(q_desc, None, shared.q, None, done, element, start, Q, Q, numbers, tiling)
                 done += 1
             full = room(shared.v, count, stages, v_bytes)
             fetch(v_desc, shared.v.buffers, stage, full, element, at * block, V, numbers, tiling)
@@ -195,7 +196,7 @@ def _passed(shared, count, blocks, tiling: gl.constexpr, group: gl.constexpr):
 
 
 @gluon.jit
-def _attend(out_desc, lse, shared, numbers, tiling: gl.constexpr, group: gl.constexpr, dtype: gl.constexpr):
+def _attend(out_desc, lse, shared, numbers, dtype: gl.constexpr, tiling: gl.constexpr, group: gl.constexpr):
     """What a warp group does: its queries of every tile."""
     groups: gl.constexpr = field(tiling, "groups")
     own: gl.constexpr = field(tiling, "own")
@@ -276,7 +277,7 @@ def hopper_kernel(q_desc, k_desc, v_desc, out_desc, bias, mask, bounds, lse, num
         q_desc, k_desc, v_desc, out_desc: three batch axes, positions, features; a batch axis that an operand lacks has
             size 1.
         bias, mask: the same with keys in place of features, where there are tiles of it; else addresses, or ``None``.
-        bounds: those of the mask, see :mod:`.hopper_bounds`, or ``None``.
+        bounds: those of the mask, see :func:`~.positions.within_bounds`, or ``None``.
         lse: one number per batch element and query, without gaps.
         numbers: see :class:`Numbers`.
         tiling: what the kernel is specialised for.
@@ -292,39 +293,9 @@ def hopper_kernel(q_desc, k_desc, v_desc, out_desc, bias, mask, bounds, lse, num
     if not _reused(tiling):
         of_out: gl.constexpr = groups * boxes(tiling, OUT)
         out = gl.allocate_shared_memory(dtype, [of_out] + out_desc.block_type.shape, out_desc.layout)
-    added = added_arrays(bias, mask, lse, tiling)
-    bounds = bounds_array(bounds, lse, tiling)
+    added = Added(bias, mask)
     shared = _Shared(q, k, v, out, added_tiles(added, tiling), turns_of(tiling), notes(groups))
-    fence_async_shared()
-    barrier()
-    # One by one: the compiler keeps no list of functions.
-    if groups == 1:
-        gl.warp_specialize(
-            [
-                (_attend, (out_desc, lse, shared, numbers, tiling, 0, dtype)),
-                (_copy, (q_desc, k_desc, v_desc, added, bounds, shared, numbers, tiling)),
-            ],
-            [1],
-            [COPYING],
-        )
-    elif groups == 2:
-        gl.warp_specialize(
-            [
-                (_attend, (out_desc, lse, shared, numbers, tiling, 0, dtype)),
-                (_attend, (out_desc, lse, shared, numbers, tiling, 1, dtype)),
-                (_copy, (q_desc, k_desc, v_desc, added, bounds, shared, numbers, tiling)),
-            ],
-            [4, 1],
-            [field(tiling, "group_registers"), COPYING],
-        )
-    else:
-        gl.warp_specialize(
-            [
-                (_attend, (out_desc, lse, shared, numbers, tiling, 0, dtype)),
-                (_attend, (out_desc, lse, shared, numbers, tiling, 1, dtype)),
-                (_attend, (out_desc, lse, shared, numbers, tiling, 2, dtype)),
-                (_copy, (q_desc, k_desc, v_desc, added, bounds, shared, numbers, tiling)),
-            ],
-            [4, 4, 1],
-            [field(tiling, "group_registers"), field(tiling, "group_registers"), COPYING],
-        )
+    in_groups(
+        _attend, (out_desc, lse, shared, numbers, dtype, tiling),
+        _copy, (q_desc, k_desc, v_desc, added, bounds, shared, numbers), tiling,
+    )  # fmt: skip

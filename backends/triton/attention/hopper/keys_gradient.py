@@ -15,10 +15,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from einops_fast.backends.triton.attention.hopper.backward import Operands, begun_more, both_products, weights_of
-from einops_fast.backends.triton.attention.hopper.bounds import bounds_array, within_bounds
 from einops_fast.backends.triton.attention.hopper.pipes import (
     beside,
     fetch,
+    fetch_own,
     handed_over,
     passed_both,
     pipe,
@@ -28,7 +28,7 @@ from einops_fast.backends.triton.attention.hopper.pipes import (
     second_stages,
     there,
 )
-from einops_fast.backends.triton.attention.hopper.positions import own_blocks, queries_of, sides, without
+from einops_fast.backends.triton.attention.hopper.positions import own_blocks, sides, tile_of, within_bounds
 from einops_fast.backends.triton.attention.hopper.products import (
     added,
     adding,
@@ -40,25 +40,10 @@ from einops_fast.backends.triton.attention.hopper.products import (
     stored,
     tiles_of,
 )
-from einops_fast.backends.triton.attention.hopper.scores import added_arrays, added_of, added_tiles, fetch_added
-from einops_fast.backends.triton.attention.hopper.tiles import COPYING, DK, DV, OUT, K, Q, V, boxes, stage_bytes
-from einops_fast.backends.triton.attention.hopper.turns import note, noted, notes
-from einops_fast.backends.triton.device.barriers import barrier
+from einops_fast.backends.triton.attention.hopper.scores import Added, added_of, added_tiles, fetch_added
+from einops_fast.backends.triton.attention.hopper.tiles import DK, DV, OUT, K, Q, V, boxes, stage_bytes
+from einops_fast.backends.triton.attention.hopper.turns import in_groups, note, noted, notes
 from einops_fast.backends.triton.device.indexing import field
-
-__all__ = ["hopper_keys_kernel"]
-
-
-class _Shared(NamedTuple):
-    """What is in shared memory; ``rows`` has the numbers of a block's queries."""
-
-    q: Any
-    k: Any
-    v: Any
-    d_out: Any
-    rows: Any
-    added: Any
-    notes: Any
 
 
 class _State(NamedTuple):
@@ -102,33 +87,23 @@ def _waited(pending: gl.constexpr, dk, dv, tiling: gl.constexpr):
 
 
 @gluon.jit
-def _copy(arrays, rows, bounds, shared, numbers, tiling: gl.constexpr):
+def _copy(arrays, bounds, shared, numbers, tiling: gl.constexpr):
     """What the copying warp does."""
-    groups: gl.constexpr = field(tiling, "groups")
     stages: gl.constexpr = field(tiling, "stages")
     block: gl.constexpr = field(tiling, "block")
-    own: gl.constexpr = field(tiling, "own")
-    own_bytes: gl.constexpr = groups * (
-        arrays.k.block_type.nbytes * boxes(tiling, K) + arrays.v.block_type.nbytes * boxes(tiling, V)
-    )
     second: gl.constexpr = second_stages(tiling)
     d_out_bytes: gl.constexpr = arrays.d_out.block_type.nbytes * boxes(tiling, OUT)
     apart_bytes: gl.constexpr = d_out_bytes if field(tiling, "second") else 0
-    block_bytes: gl.constexpr = stage_bytes(tiling) + 2 * rows.block_type.nbytes - apart_bytes
+    block_bytes: gl.constexpr = stage_bytes(tiling) + 2 * arrays.rows.block_type.nbytes - apart_bytes
     count = 0
     done = 0
     for turn in range(gl.program_id(0), numbers.turns, gl.num_programs(0)):
-        element, start, first, whole, whole_end, end = queries_of(turn, numbers, tiling)
+        element, start, first, whole, whole_end, end = tile_of(turn, numbers, tiling)
         first, end = within_bounds(bounds, element, start, first, end, numbers, tiling)
         note(shared.notes, done, element, start, first, whole, whole_end, end)
         reader = element * numbers.share
         # Even where no query sees them: the memory has to be waited for, since gradients leave from there.
-        full = room(shared.k, done, own, own_bytes)
-        for group in gl.static_range(groups):
-            row = start + 64 * group
-            at = done % own * groups + group
-            fetch(arrays.k, shared.k.buffers, at, full, reader, row, K, numbers, tiling)
-            fetch(arrays.v, shared.v.buffers, at, full, reader, row, V, numbers, tiling)
+        fetch_own(arrays.k, arrays.v, shared.k, shared.v, done, reader, start, K, V, numbers, tiling)
         done += 1  # noqa: SIM113, nothing is enumerated while compiling
         for reader in range(element * numbers.share, (element + 1) * numbers.share):
             for at in range(first, end):
@@ -137,7 +112,7 @@ def _copy(arrays, rows, bounds, shared, numbers, tiling: gl.constexpr):
                 fetch(arrays.q, shared.q.buffers, stage, full, reader, at * block, Q, numbers, tiling)
                 for which in gl.static_range(2):
                     into = shared.rows.buffers.index(2 * stage + which)
-                    tma.async_copy_global_to_shared(rows, (2 * reader + which, at * block), full, into)
+                    tma.async_copy_global_to_shared(arrays.rows, (2 * reader + which, at * block), full, into)
                 fetch_added(arrays.added, shared.added, stage, full, reader, at * block, start, numbers, tiling)
                 if field(tiling, "second"):
                     full = room(shared.d_out, count, second, apart_bytes)
@@ -157,12 +132,7 @@ def _weighed(products, shared, count, reader, at, j, partly, numbers, tiling: gl
     i = at * block + gl.arange(0, block, layout=of_queries)
     extra = added_of(shared.added, stage, group, reader, i[None, :], j[:, None], layout, numbers, tiling)
     logs = shared.rows.buffers.index(2 * stage).reshape([block]).load(of_queries)
-    weights, slope = weights_of(products, extra, logs[None, :], numbers, tiling)
-    if field(tiling, "left") or field(tiling, "right"):  # noqa: SIM102, known while compiling
-        # A branch, and not a loop of its own: there are no registers for two.
-        if partly > 0:
-            weights = without(weights, i[None, :], j[:, None], 0.0, partly, numbers, tiling)
-    return weights, slope
+    return weights_of(products, extra, i, j, logs, partly, False, numbers, tiling)
 
 
 @gluon.jit
@@ -214,7 +184,7 @@ def _keys_step(
 
 
 @gluon.jit
-def _own_keys(dk_desc, dv_desc, shared, scale, numbers, tiling: gl.constexpr, group: gl.constexpr, dtype: gl.constexpr):
+def _own_keys(dk_desc, dv_desc, shared, scale, numbers, dtype: gl.constexpr, tiling: gl.constexpr, group: gl.constexpr):
     """What a warp group does."""
     groups: gl.constexpr = field(tiling, "groups")
     block: gl.constexpr = field(tiling, "block")
@@ -303,29 +273,10 @@ def hopper_keys_kernel(
     v = beside(k, v_desc, groups * own * boxes(tiling, V))
     q = pipe(q_desc, stages * boxes(tiling, Q), stages, groups)
     d_out = second_pipe(q, d_out_desc, OUT, tiling)
-    added = added_arrays(bias, mask, k_desc, tiling)
-    shared = _Shared(q, k, v, d_out, beside(q, rows, 2 * stages), added_tiles(added, tiling), notes(groups))
-    arrays = Operands(q_desc, k_desc, v_desc, d_out_desc, added)
-    bounds = bounds_array(bounds, k_desc, tiling)
-    fence_async_shared()
-    barrier()
-    # One by one: the compiler keeps no list of functions.
-    if groups == 1:
-        gl.warp_specialize(
-            [
-                (_own_keys, (dk_desc, dv_desc, shared, scale, numbers, tiling, 0, dtype)),
-                (_copy, (arrays, rows, bounds, shared, numbers, tiling)),
-            ],
-            [1],
-            [COPYING],
-        )
-    else:
-        gl.warp_specialize(
-            [
-                (_own_keys, (dk_desc, dv_desc, shared, scale, numbers, tiling, 0, dtype)),
-                (_own_keys, (dk_desc, dv_desc, shared, scale, numbers, tiling, 1, dtype)),
-                (_copy, (arrays, rows, bounds, shared, numbers, tiling)),
-            ],
-            [4, 1],
-            [field(tiling, "group_registers"), COPYING],
-        )
+    added = Added(bias, mask)
+    shared = Operands(q, k, v, d_out, beside(q, rows, 2 * stages), added_tiles(added, tiling), notes(groups))
+    arrays = Operands(q_desc, k_desc, v_desc, d_out_desc, rows, added)
+    in_groups(
+        _own_keys, (dk_desc, dv_desc, shared, scale, numbers, dtype, tiling),
+        _copy, (arrays, bounds, shared, numbers), tiling,
+    )  # fmt: skip

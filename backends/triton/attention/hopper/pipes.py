@@ -13,24 +13,6 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from einops_fast.backends.triton.attention.hopper.tiles import OUT, box, boxes, has
 from einops_fast.backends.triton.device.indexing import field
 
-__all__ = [
-    "Pipe",
-    "beside",
-    "coordinates",
-    "fetch",
-    "flat",
-    "handed_over",
-    "passed",
-    "passed_both",
-    "pipe",
-    "pipe_of",
-    "released",
-    "room",
-    "second_pipe",
-    "second_stages",
-    "there",
-]
-
 
 class Pipe(NamedTuple):
     """Tiles in shared memory, and barriers that say when each of them is full and when it's empty again."""
@@ -63,6 +45,34 @@ def fetch(array, buffers, at, full, element, row, operand: gl.constexpr, numbers
     for part in gl.static_range(count):
         place = coordinates(element, row, column + part * box(tiling, operand), operand, numbers, tiling)
         tma.async_copy_global_to_shared(array, place, full, buffers.index(at * count + part))
+
+
+@gluon.jit
+def fetch_own(
+    first, second, tiles, more, done, element, start, one: gl.constexpr, two: gl.constexpr, numbers,
+    tiling: gl.constexpr,
+):  # fmt: skip
+    """Have a tile's own rows of one array copied for each warp group, or of two arrays side by side.
+
+    Args:
+        first, second: the arrays; the second one may be ``None``.
+        tiles, more: their pipes.
+        done: tiles before.
+        element, start: where the tile begins.
+        one, two: which operands they are.
+        numbers, tiling: see :class:`Numbers`, :class:`HopperTiling`.
+    """
+    groups: gl.constexpr = field(tiling, "groups")
+    own: gl.constexpr = field(tiling, "own")
+    one_bytes: gl.constexpr = first.block_type.nbytes * boxes(tiling, one)
+    two_bytes: gl.constexpr = 0 if second is None else second.block_type.nbytes * boxes(tiling, two)
+    full = room(tiles, done, own, groups * (one_bytes + two_bytes))
+    for group in gl.static_range(groups):
+        row = start + 64 * group
+        mine = done % own * groups + group
+        fetch(first, tiles.buffers, mine, full, element, row, one, numbers, tiling)
+        if second is not None:
+            fetch(second, more.buffers, mine, full, element, row, two, numbers, tiling)
 
 
 @gluon.jit

@@ -48,8 +48,6 @@ from einops_fast.backends.triton.attention.launches import BACKWARD, Launch, Pla
 from einops_fast.backends.triton.attention.problem import Problem, missing_axes
 from einops_fast.planning.cost import ITEM_SIZES
 
-__all__ = ["backward", "forward", "suits_hopper", "suits_hopper_backward"]
-
 _MOST_FEATURES = 256
 
 _MOST_ADDED = 128
@@ -63,8 +61,7 @@ def suits_hopper(problem: Problem, arrays: Sequence[str] = ("q", "k", "v", "out"
         return False
     if spec.q_len <= FEW_QUERIES or not spec.kv_len:
         return False
-    most = _MOST_ADDED if has_added(problem) else _MOST_FEATURES
-    if max(spec.head_dim, spec.v_head_dim) > most:
+    if problem.width > (_MOST_ADDED if has_added(problem) else _MOST_FEATURES):
         return False
     if not all(copyable(getattr(strides, name), ITEM) for name in arrays):
         return False

@@ -9,23 +9,16 @@ from triton.experimental.gluon import language as gl
 
 from einops_fast.backends.triton.device.indexing import field
 
-__all__ = [
-    "blocks_seen",
-    "keys_of",
-    "own_blocks",
-    "queries_of",
-    "sides",
-    "without",
-]
-
 
 @gluon.jit
-def _position(turn, numbers, most_last: gl.constexpr, tiling: gl.constexpr):
+def _position(turn, numbers, tiling: gl.constexpr):
     """Batch element of the tile that a program has at a turn, and which of its tiles it is; beyond the last if none.
 
     Where tiles differ in what there is to do, those of ``together`` elements make up a section, and are dealt out in
     rounds: those with most to do first, and to the programs there and back. So all programs have as much to do.
     """
+    # Of queries that see what is before them, the last ones have most to do.
+    most_last: gl.constexpr = field(tiling, "right") and not field(tiling, "turned")
     tiles = numbers.tiles
     element = turn // tiles
     at = turn % tiles
@@ -47,20 +40,29 @@ def _position(turn, numbers, most_last: gl.constexpr, tiling: gl.constexpr):
 
 
 @gluon.jit
-def keys_of(turn, numbers, tiling: gl.constexpr):
-    """Of the tile of queries at a turn: its batch element, its first query, and the blocks of keys that it sees.
+def tile_of(turn, numbers, tiling: gl.constexpr):
+    """Of the tile at a turn: its batch element, its first query, and the blocks of keys that it sees.
 
     Blocks from ``first`` to ``end`` are seen, those from ``full`` to ``full_end`` by all queries of the tile in whole.
+    Of a tile of keys, those are the blocks of queries that see it, and ``element`` counts what has keys of its own.
     """
-    element, at = _position(turn, numbers, field(tiling, "right"), tiling)
+    element, at = _position(turn, numbers, tiling)
     start = at * field(tiling, "rows")
-    first, full, full_end, end = blocks_seen(start, field(tiling, "rows"), numbers, tiling)
+    first, full, full_end, end = blocks_met(start, field(tiling, "rows"), numbers, tiling)
     return element, start, first, full, full_end, end if at < numbers.tiles else first
 
 
 @gluon.jit
-def blocks_seen(start, rows: gl.constexpr, numbers, tiling: gl.constexpr):
-    """The blocks of keys that so many queries from ``start`` on see; see :func:`keys_of`."""
+def blocks_met(start, rows: gl.constexpr, numbers, tiling: gl.constexpr):
+    """The blocks that so many positions from ``start`` on meet; see :func:`tile_of`."""
+    if field(tiling, "turned"):
+        return _blocks_seeing(start, rows, numbers, tiling)
+    else:
+        return _blocks_seen(start, rows, numbers, tiling)
+
+
+@gluon.jit
+def _blocks_seen(start, rows: gl.constexpr, numbers, tiling: gl.constexpr):
     block: gl.constexpr = field(tiling, "block")
     end = numbers.kv_len
     full_end = numbers.kv_len // block
@@ -77,20 +79,7 @@ def blocks_seen(start, rows: gl.constexpr, numbers, tiling: gl.constexpr):
 
 
 @gluon.jit
-def queries_of(turn, numbers, tiling: gl.constexpr):
-    """Of the tile of keys at a turn: its batch element, its first key, and the blocks of queries that see it.
-
-    See :func:`keys_of`; ``element`` counts what has keys of its own.
-    """
-    element, at = _position(turn, numbers, False, tiling)
-    start = at * field(tiling, "rows")
-    first, full, full_end, end = _blocks_seeing(start, field(tiling, "rows"), numbers, tiling)
-    return element, start, first, full, full_end, end if at < numbers.tiles else first
-
-
-@gluon.jit
 def _blocks_seeing(start, rows: gl.constexpr, numbers, tiling: gl.constexpr):
-    """The blocks of queries that see so many keys from ``start`` on; see :func:`keys_of`."""
     block: gl.constexpr = field(tiling, "block")
     # Beyond the last query, and after the last key, weights are zero or go nowhere.
     end = numbers.q_len
@@ -108,8 +97,39 @@ def _blocks_seeing(start, rows: gl.constexpr, numbers, tiling: gl.constexpr):
 
 
 @gluon.jit
+def within_bounds(bounds, element, start, first, end, numbers, tiling: gl.constexpr):
+    """The blocks from ``first`` to ``end`` that a tile meets, but those at both ends that the mask hides from all rows.
+
+    Args:
+        bounds: for each 64 of a tile's positions the first of the others that the mask shows, and the last one plus 1;
+            see :mod:`~einops_fast.backends.triton.attention.around.mask_bounds`.
+        element: of the batch.
+        start: first position of the tile.
+        first, end: blocks of the others that it meets else.
+        numbers, tiling: see :class:`Numbers`, :class:`HopperTiling`.
+    """
+    if field(tiling, "bounded"):
+        block: gl.constexpr = field(tiling, "block")
+        # A tile that there isn't has no bounds either.
+        if first < end:
+            places = numbers.bounds
+            c = element % numbers.third
+            b = element // numbers.third % numbers.second
+            a = element // numbers.third // numbers.second
+            place = a * places.first + b * places.second + c * places.third + start // 64 * places.position
+            low = gl.load(bounds + place)
+            high = gl.load(bounds + place + 1)
+            for group in gl.static_range(1, field(tiling, "groups")):
+                low = gl.minimum(low, gl.load(bounds + place + group * places.position))
+                high = gl.maximum(high, gl.load(bounds + place + group * places.position + 1))
+            first = gl.minimum(gl.maximum(first, low // block), end)
+            end = gl.maximum(gl.minimum(end, (high + block - 1) // block), first)
+    return first, end
+
+
+@gluon.jit
 def own_blocks(start, first, full, full_end, end, numbers, tiling: gl.constexpr, group: gl.constexpr):
-    """Of what :func:`keys_of` or :func:`queries_of` says of a tile's blocks, what holds for the rows of a warp group.
+    """Of what :func:`tile_of` says of a tile's blocks, what holds for the rows of a warp group.
 
     Returns:
         Its first block, those that are seen in whole, its end, and how many blocks the tile has before and after.
@@ -120,10 +140,7 @@ def own_blocks(start, first, full, full_end, end, numbers, tiling: gl.constexpr,
         tile_first = first
         tile_end = end
         row = start + 64 * group
-        if field(tiling, "turned"):
-            first, full, full_end, end = _blocks_seeing(row, 64, numbers, tiling)
-        else:
-            first, full, full_end, end = blocks_seen(row, 64, numbers, tiling)
+        first, full, full_end, end = blocks_met(row, 64, numbers, tiling)
         # A tile that there isn't has no blocks.
         first = gl.minimum(gl.maximum(first, tile_first), tile_end)
         end = gl.maximum(gl.minimum(end, tile_end), first)

@@ -20,21 +20,6 @@ from einops_fast.backends.triton.attention.hopper.pipes import flat, handed_over
 from einops_fast.backends.triton.attention.hopper.tiles import along, boxes
 from einops_fast.backends.triton.device.indexing import field
 
-__all__ = [
-    "added",
-    "adding",
-    "begun",
-    "features_of",
-    "held",
-    "leave",
-    "no_sums",
-    "parts",
-    "product",
-    "scaled",
-    "stored",
-    "tiles_of",
-]
-
 
 @gluon.constexpr_function
 def _widths(tiling, which):

@@ -15,11 +15,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from einops_fast.backends.triton.attention.hopper.backward import Operands, both_products, delta_of, logs_of, weights_of
-from einops_fast.backends.triton.attention.hopper.bounds import bounds_array, within_bounds
 from einops_fast.backends.triton.attention.hopper.pipes import (
     beside,
     coordinates,
     fetch,
+    fetch_own,
     flat,
     passed,
     passed_both,
@@ -30,7 +30,7 @@ from einops_fast.backends.triton.attention.hopper.pipes import (
     second_stages,
     there,
 )
-from einops_fast.backends.triton.attention.hopper.positions import keys_of, own_blocks, sides, without
+from einops_fast.backends.triton.attention.hopper.positions import own_blocks, sides, tile_of, within_bounds
 from einops_fast.backends.triton.attention.hopper.products import (
     added,
     adding,
@@ -41,13 +41,11 @@ from einops_fast.backends.triton.attention.hopper.products import (
     parts,
     tiles_of,
 )
-from einops_fast.backends.triton.attention.hopper.scores import added_arrays, added_of, added_tiles, fetch_added
-from einops_fast.backends.triton.attention.hopper.tiles import COPYING, D_BIAS, OUT, K, Q, V, boxes, stage_bytes
-from einops_fast.backends.triton.attention.hopper.turns import note, noted, notes
+from einops_fast.backends.triton.attention.hopper.scores import Added, added_of, added_tiles, fetch_added
+from einops_fast.backends.triton.attention.hopper.tiles import D_BIAS, OUT, K, Q, V, boxes, stage_bytes
+from einops_fast.backends.triton.attention.hopper.turns import in_groups, note, noted, notes
 from einops_fast.backends.triton.device.barriers import barrier
 from einops_fast.backends.triton.device.indexing import field
-
-__all__ = ["hopper_queries_kernel"]
 
 
 class _State(NamedTuple):
@@ -75,22 +73,6 @@ def _early(tiling):
 
 
 @gluon.jit
-def _fetch_own(arrays, shared, done, element, start, numbers, tiling: gl.constexpr):
-    """Have a tile's queries and gradients of the result copied."""
-    groups: gl.constexpr = field(tiling, "groups")
-    own: gl.constexpr = field(tiling, "own")
-    own_bytes: gl.constexpr = groups * (
-        arrays.q.block_type.nbytes * boxes(tiling, Q) + arrays.d_out.block_type.nbytes * boxes(tiling, OUT)
-    )
-    full = room(shared.q, done, own, own_bytes)
-    for group in gl.static_range(groups):
-        row = start + 64 * group
-        mine = done % own * groups + group
-        fetch(arrays.q, shared.q.buffers, mine, full, element, row, Q, numbers, tiling)
-        fetch(arrays.d_out, shared.d_out.buffers, mine, full, element, row, OUT, numbers, tiling)
-
-
-@gluon.jit
 def _copy(arrays, bounds, shared, numbers, tiling: gl.constexpr):
     """What the copying warp does."""
     stages: gl.constexpr = field(tiling, "stages")
@@ -102,7 +84,7 @@ def _copy(arrays, bounds, shared, numbers, tiling: gl.constexpr):
     done = 0
     lap = 0
     for turn in range(gl.program_id(0), numbers.turns, gl.num_programs(0)):
-        element, start, first, whole, whole_end, end = keys_of(turn, numbers, tiling)
+        element, start, first, whole, whole_end, end = tile_of(turn, numbers, tiling)
         first, end = within_bounds(bounds, element, start, first, end, numbers, tiling)
         note(shared.notes, lap, element, start, first, whole, whole_end, end)
         lap += 1  # noqa: SIM113, nothing is enumerated while compiling
@@ -117,12 +99,12 @@ def _copy(arrays, bounds, shared, numbers, tiling: gl.constexpr):
             count += 1
             if at == end - 1:
                 # After the first block, for which there is memory earlier.
-                _fetch_own(arrays, shared, done, element, start, numbers, tiling)
+                fetch_own(arrays.q, arrays.d_out, shared.q, shared.d_out, done, element, start, Q, OUT, numbers, tiling)
                 done += 1
         if field(tiling, "wide"):  # noqa: SIM102, known while compiling
             if first >= end:
                 # The memory has to be waited for all the same, since the gradient leaves from there.
-                _fetch_own(arrays, shared, done, element, start, numbers, tiling)
+                fetch_own(arrays.q, arrays.d_out, shared.q, shared.d_out, done, element, start, Q, OUT, numbers, tiling)
                 done += 1
 
 
@@ -134,11 +116,7 @@ def _weighed(products, shared, count, element, at, partly, i, logs, numbers, til
     j = at * block + gl.arange(0, block, layout=gl.SliceLayout(0, layout))
     stage = count % field(tiling, "stages")
     extra = added_of(shared.added, stage, group, element, i[:, None], j[None, :], layout, numbers, tiling)
-    weights, slope = weights_of(products, extra, logs[:, None], numbers, tiling)
-    if partly > 0:
-        # Keys that don't exist have no features either, but their weights may be infinite.
-        weights = without(weights, i[:, None], j[None, :], 0.0, partly, numbers, tiling)
-    return weights, slope
+    return weights_of(products, extra, i, j, logs, partly, True, numbers, tiling)
 
 
 @gluon.jit
@@ -187,7 +165,7 @@ def _queries_step(
 @gluon.jit
 def _own_queries(
     dq_desc, d_bias, rows, shared, out, scale, numbers,
-    tiling: gl.constexpr, group: gl.constexpr, dtype: gl.constexpr,
+    dtype: gl.constexpr, tiling: gl.constexpr, group: gl.constexpr,
 ):  # fmt: skip
     """What a warp group does."""
     groups: gl.constexpr = field(tiling, "groups")
@@ -289,32 +267,10 @@ def hopper_queries_kernel(
         out = q.buffers
     else:
         out = gl.allocate_shared_memory(dtype, [groups * boxes(tiling, Q)] + dq_desc.block_type.shape, dq_desc.layout)
-    added = added_arrays(bias, mask, rows, tiling)
-    shared = Operands(q, k, v, d_out, added_tiles(added, tiling), notes(groups))
-    arrays = Operands(q_desc, k_desc, v_desc, d_out_desc, added)
-    fence_async_shared()
-    barrier()
-    bounds = bounds_array(bounds, rows, tiling)
-    into = rows
-    if field(tiling, "d_bias"):
-        into = d_bias
-    # One by one: the compiler keeps no list of functions.
-    if groups == 1:
-        gl.warp_specialize(
-            [
-                (_own_queries, (dq_desc, into, rows, shared, out, scale, numbers, tiling, 0, dtype)),
-                (_copy, (arrays, bounds, shared, numbers, tiling)),
-            ],
-            [1],
-            [COPYING],
-        )
-    else:
-        gl.warp_specialize(
-            [
-                (_own_queries, (dq_desc, into, rows, shared, out, scale, numbers, tiling, 0, dtype)),
-                (_own_queries, (dq_desc, into, rows, shared, out, scale, numbers, tiling, 1, dtype)),
-                (_copy, (arrays, bounds, shared, numbers, tiling)),
-            ],
-            [4, 1],
-            [field(tiling, "group_registers"), COPYING],
-        )
+    added = Added(bias, mask)
+    shared = Operands(q, k, v, d_out, None, added_tiles(added, tiling), notes(groups))
+    arrays = Operands(q_desc, k_desc, v_desc, d_out_desc, None, added)
+    in_groups(
+        _own_queries, (dq_desc, d_bias, rows, shared, out, scale, numbers, dtype, tiling),
+        _copy, (arrays, bounds, shared, numbers), tiling,
+    )  # fmt: skip

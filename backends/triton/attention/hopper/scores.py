@@ -17,21 +17,6 @@ from einops_fast.backends.triton.attention.hopper.pipes import fetch, flat
 from einops_fast.backends.triton.attention.hopper.tiles import BIAS, MASK
 from einops_fast.backends.triton.device.indexing import field
 
-__all__ = [
-    "Added",
-    "added_arrays",
-    "added_of",
-    "added_tiles",
-    "bias_of",
-    "fetch_added",
-    "hidden",
-    "highest",
-    "mask_of",
-    "powers",
-    "scored",
-]
-
-
 LOG2E = gl.constexpr(1.4426950408889634)
 LN2 = gl.constexpr(0.6931471805599453)
 
@@ -58,27 +43,19 @@ def _varies(along, at):
 
 
 @gluon.jit
-def added_arrays(bias, mask, nothing, tiling: gl.constexpr):
-    """Descriptors or addresses; ``nothing``, some address, for what there isn't."""
-    given = nothing
-    if field(tiling, "bias") is not None:
-        given = bias
-    seen = nothing
-    if field(tiling, "mask") is not None:
-        seen = mask
-    return Added(given, seen)
-
-
-@gluon.jit
 def added_tiles(arrays, tiling: gl.constexpr):
-    """Shared memory for so many stages of what comes in tiles."""
+    """Shared memory for so many stages of what comes in tiles, addresses of what doesn't; 0 for what there isn't."""
     count: gl.constexpr = field(tiling, "stages") * field(tiling, "groups")
-    bias = arrays.bias
+    bias = 0
     if field(tiling, "bias_tiles"):
-        bias = gl.allocate_shared_memory(bias.dtype, [count] + bias.block_type.shape, bias.layout)
-    mask = arrays.mask
+        bias = gl.allocate_shared_memory(arrays.bias.dtype, [count] + arrays.bias.block_type.shape, arrays.bias.layout)
+    elif field(tiling, "bias") is not None:
+        bias = arrays.bias
+    mask = 0
     if field(tiling, "mask_tiles"):
-        mask = gl.allocate_shared_memory(mask.dtype, [count] + mask.block_type.shape, mask.layout)
+        mask = gl.allocate_shared_memory(arrays.mask.dtype, [count] + arrays.mask.block_type.shape, arrays.mask.layout)
+    elif field(tiling, "mask") is not None:
+        mask = arrays.mask
     return Added(bias, mask)
 
 

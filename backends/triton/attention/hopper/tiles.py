@@ -10,34 +10,6 @@ from typing import Any, NamedTuple
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-__all__ = [
-    "BIAS",
-    "COPYING",
-    "DK",
-    "DV",
-    "D_BIAS",
-    "GROUP_ROWS",
-    "ITEM",
-    "MASK",
-    "OPERANDS",
-    "OUT",
-    "PADDED",
-    "HopperTiling",
-    "K",
-    "Numbers",
-    "Places",
-    "Q",
-    "V",
-    "added_bytes",
-    "along",
-    "box",
-    "boxes",
-    "has",
-    "own_bytes",
-    "pair_bytes",
-    "stage_bytes",
-]
-
 GROUP_ROWS = 64
 """Rows of a tile that a warp group has."""
 

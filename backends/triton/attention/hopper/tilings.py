@@ -24,21 +24,6 @@ from einops_fast.backends.triton.attention.hopper.tiles import (
 from einops_fast.backends.triton.attention.problem import Problem
 from einops_fast.planning.cost import ITEM_SIZES
 
-__all__ = [
-    "WIDE_SHAPES",
-    "Shape",
-    "bytes_of_one",
-    "fitting",
-    "forward_shapes",
-    "has_added",
-    "is_small",
-    "is_wide",
-    "keys_shapes",
-    "parts_of_sums",
-    "queries_shapes",
-    "shared_bytes",
-]
-
 _LONG = 2048
 """Queries, and keys that a query sees, from which on a tile of three warp groups pays."""
 
@@ -116,11 +101,11 @@ def _forward_together(problem: Problem) -> list[Shape]:
         seen = min(seen, int(problem.numbers.left) + int(problem.numbers.right) + 1)
     turns = features.mask is None and seen >= _LONG
     if not is_small(problem):
-        few = _width(problem) <= 96
+        few = problem.width <= 96
         return [Shape(2, 128, 2, turns=turns and few), Shape(2, 64, 3), Shape(2, 64, 2)]
     if features.bias is not None and features.softcap:
         return [Shape(2, 64, stages, 2, turns=turns) for stages in (4, 3, 2)]
-    narrow = _width(problem) <= _NARROW
+    narrow = problem.width <= _NARROW
     # With causality, most queries see fewer keys.
     long = _LONG * 3 // 2 if features.right and not features.left and not narrow else _LONG
     if min(spec.q_len, seen) < long or features.softcap or has_added(problem):
@@ -144,13 +129,13 @@ def _forward_alone(problem: Problem, together: Shape) -> list[Shape]:
     if not _is_even(problem):
         return []
     both = features.bias is not None and features.mask is not None
-    programs = 4 if _width(problem) <= _NARROW and not both else 3
+    programs = 4 if problem.width <= _NARROW and not both else 3
     shapes = [Shape(1, 64, 3, 2, programs=programs), Shape(1, 64, 2, programs=programs)]
     if features.left:
         return shapes if features.right and problem.numbers.left + problem.numbers.right <= _MOST_KEYS else []
     if features.softcap:
         return shapes if keys <= _SOFTCAPPED else []
-    if not few and _width(problem) > _NARROW:
+    if not few and problem.width > _NARROW:
         shapes = [Shape(1, 128, 2, 2, programs=2), Shape(1, 128, 2, programs=2)]
     if keys <= _MOST_KEYS:
         return shapes
@@ -171,7 +156,7 @@ def keys_shapes(problem: Problem) -> list[Shape]:
         return [Shape(2, 64, 2, 2), Shape(2, 64, 2), Shape(2, 32, 2)]
     shapes = [*(Shape(2, 64, stages, 2) for stages in (4, 3, 2)), Shape(2, 64, 2), Shape(2, 32, 2)]
     features, queries = problem.features, problem.spec.q_len
-    narrow = _width(problem) <= _NARROW
+    narrow = problem.width <= _NARROW
     if not _is_even(problem) or features.left or features.softcap or queries >= _LONG:
         return shapes
     if has_added(problem) and not narrow:
@@ -193,7 +178,7 @@ def queries_shapes(problem: Problem) -> list[Shape]:
     shapes = [Shape(2, 64, 4), *shapes] if added else [Shape(2, 128, 3, 2)]
     if not _is_even(problem) or features.left or features.softcap or keys >= _LONG:
         return shapes
-    if _width(problem) <= _NARROW:
+    if problem.width <= _NARROW:
         suits, programs = features.right or added or keys < 512, 3
     else:
         suits, programs = features.right or added or _are_few(keys, 256), 2
@@ -207,10 +192,6 @@ def _are_few(keys: int, most: int) -> bool:
 
 def _is_even(problem: Problem) -> bool:
     return problem.spec.head_dim % _EVEN == 0 and problem.spec.v_head_dim % _EVEN == 0
-
-
-def _width(problem: Problem) -> int:
-    return max(problem.spec.head_dim, problem.spec.v_head_dim)
 
 
 def has_added(problem: Problem) -> bool:
@@ -286,12 +267,12 @@ def bytes_of_one(tiling: HopperTiling) -> int:
 
 def is_wide(problem: Problem) -> bool:
     """Return whether heads are so wide that a program has room for one sum of its rows only."""
-    return max(problem.spec.head_dim, problem.spec.v_head_dim) > 128
+    return problem.width > 128
 
 
 def is_small(problem: Problem) -> bool:
     """Return whether heads are so narrow that a program has room for several tiles."""
-    return max(problem.spec.head_dim, problem.spec.v_head_dim) <= 64
+    return problem.width <= 64
 
 
 def parts_of_sums(tiles: int, sharers: int, units: int) -> int:

@@ -6,12 +6,44 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 from einops_fast.backends.triton.attention.hopper.pipes import pipe_of, released, there
+from einops_fast.backends.triton.attention.hopper.tiles import COPYING
+from einops_fast.backends.triton.device.barriers import barrier
 from einops_fast.backends.triton.device.indexing import field
 
-__all__ = ["my_turn", "next_turn", "note", "noted", "notes", "turns_of"]
+
+@gluon.jit
+def _do(work: gl.constexpr, given, last: gl.constexpr):
+    work(*given, last)
+
+
+@gluon.jit
+def in_groups(work: gl.constexpr, given, copy: gl.constexpr, copied, tiling: gl.constexpr):
+    """Have each warp group ``work`` on what is ``given`` and its number, and one more warp ``copy``.
+
+    What threads have written to shared memory by now is seen by all.
+    """
+    groups: gl.constexpr = field(tiling, "groups")
+    registers: gl.constexpr = field(tiling, "group_registers")
+    fence_async_shared()
+    barrier()
+    # One by one: the compiler keeps no list of functions.
+    if groups == 1:
+        gl.warp_specialize([(_do, (work, given, 0)), (_do, (copy, copied, tiling))], [1], [COPYING])
+    elif groups == 2:
+        gl.warp_specialize(
+            [(_do, (work, given, 0)), (_do, (work, given, 1)), (_do, (copy, copied, tiling))],
+            [4, 1],
+            [registers, COPYING],
+        )
+    else:
+        gl.warp_specialize(
+            [(_do, (work, given, 0)), (_do, (work, given, 1)), (_do, (work, given, 2)), (_do, (copy, copied, tiling))],
+            [4, 4, 1],
+            [registers, registers, COPYING],
+        )
 
 
 @gluon.jit
@@ -52,7 +84,7 @@ def notes(readers: gl.constexpr):
 
 @gluon.jit
 def note(tiles, count, element, start, first, full, full_end, end):
-    """Write down what :func:`keys_of` or :func:`queries_of` says of tile number ``count`` of the program."""
+    """Write down what :func:`~.positions.tile_of` says of tile number ``count`` of the program."""
     at = gl.arange(0, _NOTED, layout=gl.BlockedLayout([8], [32], [1], [0]))
     values = gl.where(at == 0, element, gl.where(at == 1, start, gl.where(at == 2, first, full)))
     values = gl.where(at == 4, full_end, gl.where(at == 5, end, values))

@@ -13,14 +13,21 @@ from typing import Any, NamedTuple
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
     tma,
     warpgroup_mma_wait,
 )
 
 from einops_fast.backends.triton.attention.hopper.backward import weights_of
-from einops_fast.backends.triton.attention.hopper.pipes import beside, fetch, passed_both, pipe, released, room, there
-from einops_fast.backends.triton.attention.hopper.positions import own_blocks, queries_of, sides, without
+from einops_fast.backends.triton.attention.hopper.pipes import (
+    beside,
+    fetch,
+    passed_both,
+    pipe,
+    released,
+    room,
+    there,
+)
+from einops_fast.backends.triton.attention.hopper.positions import own_blocks, sides, tile_of
 from einops_fast.backends.triton.attention.hopper.products import (
     added,
     adding,
@@ -30,12 +37,9 @@ from einops_fast.backends.triton.attention.hopper.products import (
     parts,
     tiles_of,
 )
-from einops_fast.backends.triton.attention.hopper.tiles import COPYING, DV, OUT, K, Q, V, boxes
-from einops_fast.backends.triton.attention.hopper.turns import note, noted, notes
-from einops_fast.backends.triton.device.barriers import barrier
+from einops_fast.backends.triton.attention.hopper.tiles import DV, OUT, K, Q, V, boxes
+from einops_fast.backends.triton.attention.hopper.turns import in_groups, note, noted, notes
 from einops_fast.backends.triton.device.indexing import field
-
-__all__ = ["hopper_values_kernel"]
 
 
 class _Arrays(NamedTuple):
@@ -60,14 +64,13 @@ def _copy(arrays, shared, numbers, tiling: gl.constexpr):
     count = 0
     done = 0
     for turn in range(gl.program_id(0), numbers.turns, gl.num_programs(0)):
-        element, start, first, whole, whole_end, end = queries_of(turn, numbers, tiling)
+        element, start, first, whole, whole_end, end = tile_of(turn, numbers, tiling)
         note(shared.notes, done, element, start, first, whole, whole_end, end)
         # Even where no query sees them: the memory has to be waited for, since the gradient leaves from there.
         full = room(shared.k, done, 1, own_bytes)
         for group in gl.static_range(groups):
-            fetch(
-                arrays.k, shared.k.buffers, group, full, element * numbers.share, start + 64 * group, K, numbers, tiling
-            )
+            row = start + 64 * group
+            fetch(arrays.k, shared.k.buffers, group, full, element * numbers.share, row, K, numbers, tiling)
         done += 1  # noqa: SIM113, nothing is enumerated while compiling
         for reader in range(element * numbers.share, (element + 1) * numbers.share):
             for at in range(first, end):
@@ -94,10 +97,7 @@ def _weighed(
     logs = shared.rows.buffers.index(count % stages).reshape([block]).load(of_queries)
     products = warpgroup_mma_wait(pending, deps=[started])
     released(shared.q, count, stages)
-    weights, _ = weights_of(products, (0.0, 0), logs[None, :], numbers, tiling)
-    if field(tiling, "left") or field(tiling, "right"):  # noqa: SIM102, known while compiling
-        if partly > 0:
-            weights = without(weights, i[None, :], j[:, None], 0.0, partly, numbers, tiling)
+    weights, _ = weights_of(products, (0.0, 0), i, j, logs, partly, False, numbers, tiling)
     return weights.to(dtype)
 
 
@@ -110,7 +110,7 @@ def _adding(weights, shared, count, sums, tiling: gl.constexpr):
 
 
 @gluon.jit
-def _own_values(dv_desc, shared, out, numbers, tiling: gl.constexpr, group: gl.constexpr, dtype: gl.constexpr):
+def _own_values(dv_desc, shared, out, numbers, dtype: gl.constexpr, tiling: gl.constexpr, group: gl.constexpr):
     """What a warp group does."""
     stages: gl.constexpr = field(tiling, "stages")
     block: gl.constexpr = field(tiling, "block")
@@ -171,15 +171,7 @@ def hopper_values_kernel(q_desc, k_desc, d_out_desc, dv_desc, rows, numbers, til
     out = k.buffers
     if not field(tiling, "alike"):
         out = gl.allocate_shared_memory(dtype, [groups * boxes(tiling, V)] + dv_desc.block_type.shape, dv_desc.layout)
-    fence_async_shared()
-    barrier()
     arrays = _Arrays(k_desc, q_desc, d_out_desc, rows)
-    gl.warp_specialize(
-        [
-            (_own_values, (dv_desc, shared, out, numbers, tiling, 0, dtype)),
-            (_own_values, (dv_desc, shared, out, numbers, tiling, 1, dtype)),
-            (_copy, (arrays, shared, numbers, tiling)),
-        ],
-        [4, 1],
-        [field(tiling, "group_registers"), COPYING],
-    )
+    in_groups(
+        _own_values, (dv_desc, shared, out, numbers, dtype, tiling), _copy, (arrays, shared, numbers), tiling
+    )  # fmt: skip

@@ -11,12 +11,9 @@ from einops_fast.backends.triton.attention.general.plan import bias_sizes, is_wh
 from einops_fast.backends.triton.attention.general.tilings import FEW_QUERIES, power
 from einops_fast.backends.triton.attention.launches import BACKWARD, Launch, Plan, Room, launch
 from einops_fast.backends.triton.attention.problem import ANY, Problem
-from einops_fast.backends.triton.attention.short.forward import short_forward_kernel
-from einops_fast.backends.triton.attention.short.gradients import short_gradients_kernel
+from einops_fast.backends.triton.attention.short.kernels import short_forward_kernel, short_gradients_kernel
 from einops_fast.backends.triton.launching.launch import accumulator
 from einops_fast.planning.layout import contiguous_strides
-
-__all__ = ["backward", "forward", "suits_short", "suits_short_backward"]
 
 _DTYPES = ("float16", "bfloat16")
 """Products of others would take more registers than there are."""
@@ -52,7 +49,7 @@ def suits_short(problem: Problem, rounds: int = _FORWARD_ROUNDS) -> bool:
     spec = problem.spec
     if spec.dtype not in _DTYPES or spec.varlen or spec.cache or spec.page_size:
         return False
-    if max(spec.head_dim, spec.v_head_dim) > _MOST_FEATURES:
+    if problem.width > _MOST_FEATURES:
         return False
     if problem.features.shared and spec.q_len <= FEW_QUERIES:
         # One tile has the queries of all heads that share keys.

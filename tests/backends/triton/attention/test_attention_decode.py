@@ -1,15 +1,14 @@
 """Hopper's own kernel for few queries: on such a GPU, or, where there is none, its source executed by NumPy."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 from attention_oracle import oracle
-from attention_problems import DEVICE, Poisoned, attention, check, hopper_calls, needs_hopper, randn, rms, run
-from gluon_on_cpu import hopper_on_cpu
+from attention_problems import attention, cached, check, randn, rms, run
+from hopper_attention import MARKS, ON_GPU, hopper_kernels
 
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.backends.torch.attention import call as torch_attention
@@ -17,11 +16,9 @@ from einops_fast.backends.torch.attention import runs as torch_attention_runs
 from einops_fast.backends.triton.attention import plan as attention_plan
 from einops_fast.backends.triton.attention.decode import plan as hopper_decode_plan
 
-ON_GPU = DEVICE == "cuda"
+pytestmark = MARKS
 
-pytestmark = needs_hopper if ON_GPU else []
-
-RAN = True if ON_GPU else "hopper_decode_kernel"
+RAN = "hopper_decode_kernel"
 """What tells that the kernel ran."""
 
 RUNS = 2 if ON_GPU else 3
@@ -34,19 +31,12 @@ LENGTH, WINDOW, GROUP = (1037, 300, 4) if ON_GPU else (70, 20, 3)
 @pytest.fixture(params=[132] if ON_GPU else [1, 5])
 def ran(request: pytest.FixtureRequest) -> Iterator[list[Any]]:
     """What ran, on poisoned memory; on a CPU by so many programs."""
-    if ON_GPU:
-        with hopper_calls() as found:
-            yield found
-        return
     with (
-        hopper_on_cpu() as names,
-        mock.patch.object(torch_attention_runs, "_device", return_value=((9, 0), request.param)),
+        hopper_kernels(request.param) as names,
         # Here blocks are so small that few keys are many of them.
         mock.patch.object(attention_plan, "suits_short", return_value=False),
-        mock.patch.object(hopper_decode_plan, "_BLOCKS", (16,)),
-        mock.patch.object(hopper_decode_plan, "_AHEAD", 0),
-        mock.patch.object(torch_attention_runs, "MEMORY", Poisoned()),
-        mock.patch.object(torch_attention_runs, "_calls", {}),
+        mock.patch.object(hopper_decode_plan, "_BLOCKS", hopper_decode_plan._BLOCKS if ON_GPU else (16,)),
+        mock.patch.object(hopper_decode_plan, "_AHEAD", hopper_decode_plan._AHEAD if ON_GPU else 0),
     ):
         yield names
 
@@ -109,13 +99,12 @@ def test_results(case: str, features: tuple[int, int], ran: list[Any]) -> None:
     assert ran == [RAN] * RUNS
 
 
-def cached(lengths: tuple[int, ...], kv_len: int, **options: Any) -> tuple[AttentionSpec, AttentionInputs]:
+def grouped(lengths: tuple[int, ...], kv_len: int, **options: Any) -> tuple[AttentionSpec, AttentionInputs]:
+    """Keys of a cache that heads share."""
     count = len(lengths)
     shapes: dict[str, Any] = {"batch": (count, 2, GROUP), "k_batch": (count, 2, 1)}
     shapes |= {"head_dim": 128, "dtype": "bfloat16"} if ON_GPU else {"dtype": "float16"}
-    spec, inputs = attention(kv_len=kv_len, cache=True, **{**shapes, **options})
-    inputs.cache_seqlens = torch.tensor(lengths, dtype=torch.int32, device=DEVICE)
-    return spec, inputs
+    return cached(lengths, kv_len=kv_len, **{**shapes, **options})
 
 
 LENGTHS = [(0, 1000, 1, 333, 0, 1200), (5000,), (1, 2, 3)] if ON_GPU else [(0, 70, 1, 33, 0, 99)]
@@ -127,7 +116,7 @@ def test_lengths_of_sequences(lengths: tuple[int, ...], options: dict[str, Any],
     """Some of which are empty, or (on a CPU) longer than there is room; what is beyond them is never looked at."""
     if not ON_GPU and options["q_len"] == 8:
         options = {**options, "q_len": 5}
-    spec, inputs = cached(lengths, max(lengths) if ON_GPU else 70, sinks=(1, 2, GROUP), **options)
+    spec, inputs = grouped(lengths, max(lengths) if ON_GPU else 70, sinks=(1, 2, GROUP), **options)
     expected = checked(spec, inputs)
     for at, length in enumerate(lengths):
         inputs.k[at, :, :, length:] = inputs.v[at, :, :, length:] = float("nan")
@@ -141,7 +130,7 @@ def test_many_sequences(ran: list[Any]) -> None:
     count, most = (300, 300) if ON_GPU else (150, 70)
     lengths = torch.randint(0, most + 1, (count,), generator=torch.Generator().manual_seed(0)).tolist()
     options = {} if ON_GPU else {"batch": (count, 1), "k_batch": (count, 1)}
-    checked(*cached(tuple(lengths), most, q_len=1, causal=True, **options))
+    checked(*grouped(tuple(lengths), most, q_len=1, causal=True, **options))
     assert ran == [RAN] * RUNS
 
 
@@ -156,15 +145,8 @@ def test_pages(page_size: int, features: int, block: int, ran: list[Any], monkey
         monkeypatch.setattr(hopper_decode_plan, "_BLOCKS", (block,))
     count = -(-1000 // page_size) if ON_GPU else 96 // page_size
     lengths = (count * page_size, 7, 0, 777) if ON_GPU else (96, 7)
-    spec, inputs = cached(lengths, count * page_size, q_len=2, causal=True, head_dim=features)
-    total = (len(lengths) + 1) * count
-    spec = replace(spec, page_size=page_size, k_batch=(total, 2, 1), v_batch=(total, 2, 1))
-    order = torch.randperm(total, generator=torch.Generator().manual_seed(0))
-    inputs.block_table = order[: len(lengths) * count].view(len(lengths), count).int().to(DEVICE)
-    # As a cache lies: tokens of a page, then heads.
-    inputs.k, inputs.v = (
-        randn(total, page_size, 2, 1, features, dtype=spec.dtype, seed=seed).permute(0, 2, 3, 1, 4) for seed in (1, 2)
-    )
+    options = {"q_len": 2, "causal": True, "head_dim": features, "page_size": page_size, "spare": count}
+    spec, inputs = grouped(lengths, count * page_size, **options)
     checked(spec, inputs)
     assert ran == [RAN] * RUNS
 
@@ -199,7 +181,7 @@ def test_odd_addresses_take_the_other_kernels(ran: list[Any]) -> None:
     expected = run(spec, inputs, gradients=False)
     odd = torch.empty(inputs.v.numel() + 1, dtype=inputs.v.dtype, device="cuda")[1:].view_as(inputs.v).copy_(inputs.v)
     found = run(spec, AttentionInputs(inputs.q, inputs.k, odd), gradients=False)
-    assert ran == [True, False]
+    assert ran == [RAN, ""]
     for each, value in expected.items():
         torch.testing.assert_close(found[each], value, atol=2e-3, rtol=2e-3)
 

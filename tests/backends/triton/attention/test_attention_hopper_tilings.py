@@ -3,8 +3,12 @@
 from typing import Any
 
 import pytest
+from gluon_on_cpu import functions_on_cpu
 
 from einops_fast.attention.spec import AttentionSpec
+from einops_fast.backends.triton.attention.around import copyable
+from einops_fast.backends.triton.attention.hopper import positions
+from einops_fast.backends.triton.attention.hopper.call import numbers_of, programs_of
 from einops_fast.backends.triton.attention.hopper.tiles import HopperTiling
 from einops_fast.backends.triton.attention.hopper.tilings import (
     Shape,
@@ -12,11 +16,12 @@ from einops_fast.backends.triton.attention.hopper.tilings import (
     fitting,
     forward_shapes,
     keys_shapes,
+    parts_of_sums,
     queries_shapes,
     shared_bytes,
 )
 from einops_fast.backends.triton.attention.problem import Layout, Problem, problem
-from einops_fast.planning.layout import contiguous_strides
+from einops_fast.planning.layout import contiguous_in_order, contiguous_strides
 
 REGISTERS = 1 << 16
 
@@ -26,7 +31,7 @@ SHARED = 228 << 10
 
 def planned(heads: int, length: int, features: int, **options: Any) -> Problem:
     """Attention of equal lengths, in C order; ``added`` names what has all positions."""
-    added = options.pop("added", ())
+    added, units = options.pop("added", ()), options.pop("units", 132)
     scores = dict.fromkeys(added, (1, length, length))
     batch = (heads,)
     spec = AttentionSpec(
@@ -34,7 +39,7 @@ def planned(heads: int, length: int, features: int, **options: Any) -> Problem:
     )
     shapes = dict.fromkeys(("q", "k", "v", "out", "d_out", "dq", "dk", "dv"), (heads, length, features)) | scores
     layouts = {name: Layout(shape, contiguous_strides(shape), "float16") for name, shape in shapes.items()}
-    return problem(spec, layouts, ((9, 0), 132))
+    return problem(spec, layouts, ((9, 0), units))
 
 
 def with_result(tiling: HopperTiling) -> int:
@@ -109,3 +114,55 @@ def test_tiles_of_the_kernels_for_gradients(added: tuple[str, ...]) -> None:
     assert queries_shapes(narrow)[0].programs == 3
     assert queries_shapes(wide)[0].programs == 2
     assert queries_shapes(planned(64, 512, 64, added=added))[0].groups == (1 if added else 2)
+
+
+@pytest.mark.parametrize(
+    ("tiles", "sharers", "least", "most"),
+    [(16, 256, 6, 9), (128, 64, 1, 1), (2000, 8, 1, 1), (1, 2048, 40, 132), (3, 2, 1, 2), (200, 1000, 1, 3)],
+)
+def test_in_how_many_parts_a_gradient_is_summed_up(tiles: int, sharers: int, least: int, most: int) -> None:
+    """A few tiles that many elements share keep the device busy only in parts."""
+    assert least <= parts_of_sums(tiles, sharers, 132) <= most
+
+
+@pytest.mark.parametrize(("length", "copied"), [(1 << 22, True), (1 << 24, False)])
+def test_no_copies_of_what_takes_64_bits_inside_a_tile(length: int, copied: bool) -> None:
+    """Where features lie that far apart, the general kernels read the arrays as they lie."""
+    spec = AttentionSpec((2,), (2,), (2,), (2,), length, length, 128, 128, "float16", 0.1)
+    shape = (2, length, 128)
+    apart, beside = contiguous_in_order(shape, (0, 2, 1)), contiguous_strides(shape)
+    layouts = {
+        "q": Layout(shape, apart, "float16"),
+        **dict.fromkeys(("k", "v", "out"), Layout(shape, beside, "float16")),
+        "lse": Layout(shape[:2], (length, 1)),
+    }
+    given = problem(spec, layouts, ((9, 0), 132))
+    found, copies = copyable.on_copies(given, ("q", "k", "v", "out"), lambda _: True)
+    copied_names = set(copies.strides) if copies else set()
+    assert (copied_names, found.features.wide) == (({"q"}, False) if copied else (set(), True))
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize(
+    ("heads", "length", "units", "most"),
+    [(128, 2048, 132, 1.02), (32, 4096, 132, 1.03), (16, 1024, 4, 1.01), (33, 700, 10, 1.15), (2, 500, 132, 30.0)],
+)
+def test_causal_tiles_are_dealt_out_evenly(heads: int, length: int, units: int, most: float, turned: bool) -> None:
+    """Each tile once, and no program has ``most`` times as many blocks as there are on average."""
+    given = planned(heads, length, 64, causal=True, units=units)
+    tiling = HopperTiling(2, 64, 2, 64, 64, ((True,) * 3,) * 7, right=True, turned=turned)
+    numbers = numbers_of(given, tiling, heads, length)
+    programs = programs_of(given, tiling, heads, length)
+    deal = functions_on_cpu(positions.__name__, programs=programs)["tile_of"]
+    seen: list[tuple[int, int]] = []
+    blocks = [0] * programs
+    for turn in range(numbers.turns):
+        element, start, first, *_, end = map(int, deal(turn, numbers, tiling))
+        assert 0 <= element < heads
+        blocks[turn % programs] += max(0, end - first)
+        if start < length:
+            seen.append((element, start))
+        else:
+            assert end <= first
+    assert sorted(seen) == [(head, start) for head in range(heads) for start in range(0, length, 128)]
+    assert max(blocks) <= most * sum(blocks) / units

@@ -1,32 +1,12 @@
 """Attention on sequences of several lengths: packed, cached, in pages; few queries; none at all."""
 
-from collections.abc import Sequence
 from dataclasses import replace
-from itertools import accumulate
 from typing import Any
 
 import pytest
-import torch
-from attention_problems import DEVICE, SMALL, attention, check, randn, run, tiles
+from attention_problems import SMALL, attention, cached, check, packed, run, tiles
 
-from einops_fast.attention.spec import AttentionInputs, AttentionSpec
-
-
-def packed(
-    q_lens: Sequence[int], kv_lens: Sequence[int], heads: int = 2, extra: int = 0, **options: Any
-) -> tuple[AttentionSpec, AttentionInputs]:
-    """Sequences side by side, and some tokens of none of them."""
-    count = len(q_lens)
-    spec, inputs = attention((count, heads), max(q_lens), max(kv_lens), varlen=True, **options)
-    spec = replace(spec, q_batch=(1, heads), k_batch=(1, heads), v_batch=(1, heads))
-    inputs.q = randn(1, heads, sum(q_lens) + extra, spec.head_dim)
-    inputs.k = randn(1, heads, sum(kv_lens) + extra, spec.head_dim, seed=1)
-    inputs.v = randn(1, heads, sum(kv_lens) + extra, spec.v_head_dim, seed=2)
-    inputs.cu_seqlens_q, inputs.cu_seqlens_kv = (
-        torch.tensor([0, *accumulate(lens)], dtype=torch.int32, device=DEVICE) for lens in (q_lens, kv_lens)
-    )
-    return spec, inputs
-
+from einops_fast.attention.spec import AttentionInputs
 
 VARLEN: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -37,6 +17,7 @@ VARLEN: dict[str, dict[str, Any]] = {
     "bias by sequence": {"bias": (4, 1, 33, 40)},
     "sinks": {"sinks": (1, 2), "alibi": (1, 2)},
     "sinks by sequence": {"sinks": (4, 2)},
+    "grouped": {"kv_heads": 1},
 }
 
 
@@ -54,12 +35,6 @@ def test_tokens_of_no_sequence_get_zeros() -> None:
         assert not found[name][:, :, -3:].any(), name
         assert not found[name].isnan().any(), name
     assert (found["lse"][..., -3:] == -float("inf")).all()
-
-
-def cached(lengths: Sequence[int], **options: Any) -> tuple[AttentionSpec, AttentionInputs]:
-    spec, inputs = attention(batch=options.pop("batch", (len(lengths), 2)), cache=True, **options)
-    inputs.cache_seqlens = torch.tensor(lengths, dtype=torch.int32, device=DEVICE)
-    return spec, inputs
 
 
 @pytest.mark.parametrize("options", [{"causal": True}, {"window": (6, 2), "bias": (1, 2, 21, 37)}])
@@ -101,14 +76,9 @@ def test_decoding_from_a_cache(q_len: int) -> None:
 @pytest.mark.parametrize("page_size", [5, 16, 32])
 @pytest.mark.parametrize("parts", [1, 2])
 def test_pages(page_size: int, parts: int) -> None:
-    count, pages = 2, 70 // page_size
-    spec, inputs = cached((pages * page_size, 7), q_len=3, kv_len=pages * page_size, causal=True, **GROUPED)
-    spec = replace(spec, page_size=page_size, k_batch=(count * pages + 2, 2, 1), v_batch=(count * pages + 2, 2, 1))
-    order = torch.randperm(count * pages + 2, generator=torch.Generator().manual_seed(0))
-    inputs.block_table = order[: count * pages].view(count, pages).int().to(DEVICE)
-    # As a cache lies: tokens of a page, then heads.
-    inputs.k = randn(count * pages + 2, page_size, 2, 1, 8, seed=1).permute(0, 2, 3, 1, 4)
-    inputs.v = randn(count * pages + 2, page_size, 2, 1, 8, seed=2).permute(0, 2, 3, 1, 4)
+    lengths = 70 // page_size * page_size, 7
+    options = {"q_len": 3, "kv_len": lengths[0], "causal": True, **GROUPED}
+    spec, inputs = cached(lengths, page_size, spare=2, **options)
     with tiles(replace(SMALL, packed=True, parts=parts)):
         check(spec, inputs, gradients=False)
 

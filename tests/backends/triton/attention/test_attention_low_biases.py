@@ -3,16 +3,14 @@
 import math
 from dataclasses import replace
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
-from attention_problems import DEVICE, SMALL, attention, needs_hopper, run, tiles
-from attention_problems import hopper_calls as on_hopper
+from attention_problems import SMALL, attention, run, tiles
+from hopper_attention import MARKS, ON_GPU, hopper_kernels, kernels_of
 
 from einops_fast.attention.reference import Math
 from einops_fast.attention.spec import AttentionInputs
-from einops_fast.backends.torch.attention import runs as torch_attention_runs
 
 LOW = {"float32": (-1e9, -1e30, torch.finfo(torch.float32).min), "float64": (-1e30, torch.finfo(torch.float64).min)}
 
@@ -71,32 +69,15 @@ def test_of_float64(low: float) -> None:
 
 
 @pytest.mark.parametrize("bias", [(1, 2, 140, 200), (1, 1, 140, 200), (1, 2, 140, 1)])
-def test_by_steps_of_hopper_s_kernels(bias: tuple[int, ...]) -> None:
-    gluon = pytest.importorskip("gluon_on_cpu")
-    if DEVICE != "cpu":
-        pytest.skip("its kernels run by themselves")
-    options = {"q_len": 140, "kv_len": 200, "head_dim": 16, "bias": bias}
-    spec, inputs = problem(LOW["float32"][-1], "float16", "float32", **options)
-    with (
-        gluon.hopper_on_cpu() as ran,
-        mock.patch.object(torch_attention_runs, "_device", return_value=((9, 0), 3)),
-        mock.patch.object(torch_attention_runs, "_calls", {}),
-    ):
-        check(spec, inputs, 3e-3)
-    assert ran
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("bias_dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("bias", [(1, 2, 256, 512), (1, 2, 256, 1)])
-@pytest.mark.gpu
+@pytest.mark.parametrize("bias_dtype", ["bfloat16", "float32"] if ON_GPU else ["float32"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"] if ON_GPU else ["float16"])
 class TestHopper:
-    pytestmark = needs_hopper
+    pytestmark = MARKS
 
     def test_rows_of_low_biases(self, bias: tuple[int, ...], bias_dtype: str, dtype: str) -> None:
         low = torch.finfo(getattr(torch, bias_dtype)).min
-        spec, inputs = problem(low, dtype, bias_dtype, q_len=256, kv_len=512, head_dim=64, bias=bias)
-        with on_hopper() as queued:
-            check(spec, inputs, 2e-2)
-        assert all(queued)
-        assert len(queued) >= 3
+        options = {"q_len": 140, "kv_len": 200, "head_dim": 64 if ON_GPU else 16, "bias": bias}
+        spec, inputs = problem(low, dtype, bias_dtype, **options)
+        with hopper_kernels() as ran:
+            check(spec, inputs, 2e-2 if ON_GPU else 3e-3)
+        assert ran == kernels_of(spec)

@@ -102,8 +102,7 @@ def test_all_that_a_call_launches_is_listed(tmp_path: Path) -> None:
 ORDERS = """
 import sys
 from einops_fast.backends.triton.attention.general.forward import forward_kernel
-from einops_fast.backends.triton.attention.general.keys_gradient import keys_kernel
-from einops_fast.backends.triton.attention.general.queries_gradient import queries_kernel
+from einops_fast.backends.triton.attention.general.gradients import keys_kernel, queries_kernel
 from einops_fast.backends.triton.attention.hopper.forward import hopper_kernel
 from einops_fast.backends.triton.attention.hopper.keys_gradient import hopper_keys_kernel
 from einops_fast.backends.triton.attention.hopper.queries_gradient import hopper_queries_kernel
