@@ -7,8 +7,8 @@ from unittest import mock
 
 import pytest
 import torch
+from fused_steps import ON
 
-from einops_fast.backends.gpus import gpu_ceilings
 from einops_fast.backends.torch import backend as torch_backend
 from einops_fast.backends.torch.ceilings import KERNEL_DTYPES
 from einops_fast.backends.torch.memory import TorchMemory, new_here
@@ -54,14 +54,17 @@ def randn(*shape: int, dtype: str = "float32", seed: int = 0) -> Any:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=wide).to(DEVICE, kind)
 
 
+def randoms(shapes: Sequence[tuple[int, ...]], dtype: str = "float32") -> list[Any]:
+    return [randn(*shape, dtype=dtype, seed=at) for at, shape in enumerate(shapes)]
+
+
 @contextmanager
-def decided(which: Callable[[Sequence[Any]], Any]) -> Iterator[list[str]]:
+def decided(which: Callable[[Sequence[Any]], Any], on: Any = ON) -> Iterator[list[str]]:
     """Every step that can be is run by a kernel, ``which`` of those that might be tried; the names of these."""
     ran: list[str] = []
 
     def decide(self: Any, arrays: Sequence[Any]) -> Any:
-        dtype = self.memory.dtype(arrays[0])
-        way = which(kernel_candidates(self.step, dtype, gpu_ceilings("H200"), self.precision))
+        way = which(kernel_candidates(self.step, self.memory.dtype(arrays[0]), on, self.precision))
         ran.append(way.name)
         return way
 
@@ -71,5 +74,7 @@ def decided(which: Callable[[Sequence[Any]], Any]) -> Iterator[list[str]]:
         mock.patch.object(choice, "_small", return_value=False),
         mock.patch.object(torch_backend, "kernel_dtypes", return_value=KERNEL_DTYPES),
     ):
-        yield ran
-    clear_plans()
+        try:
+            yield ran
+        finally:
+            clear_plans()

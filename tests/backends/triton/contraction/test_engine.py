@@ -1,7 +1,6 @@
 """From an equation to our own kernels, whatever is drawn: on a GPU, or in Triton's interpreter without one."""
 
 import itertools
-import random
 import threading
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -12,9 +11,10 @@ import numpy as np
 import pytest
 import torch
 from equations import Case, cases, contractions, expected, operands, preferring
+from families import picking
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_tensors import DEVICE, decided
+from kernel_tensors import DEVICE
 from torch.autograd import gradcheck, gradgradcheck
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -38,9 +38,14 @@ LARGEST = 5 if DEVICE == "cuda" else 3
 @pytest.fixture(autouse=True)
 def kernels() -> Iterator[list[str]]:
     """Every step that can be is run by a kernel, any of those that might be tried."""
-    chance = random.Random(0)
-    with decided(lambda found: chance.choice(found[:20])) as ran:
+    with picking() as ran:
         yield ran
+
+
+@pytest.fixture
+def library_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every step is left to the library."""
+    monkeypatch.setattr(StepProblem, "decide", lambda self, arrays: self.library)
 
 
 def _on_device(array: Any) -> Any:
@@ -164,11 +169,7 @@ def test_three_operands_in_one_pass_under_autocast(kernels: list[str]) -> None:
         assert len(kernels) == 1
 
 
-def test_the_library_reads_what_was_converted(monkeypatch: pytest.MonkeyPatch) -> None:
-    def choose(self: StepProblem, arrays: Sequence[Any]) -> Any:
-        return self.library
-
-    monkeypatch.setattr(StepProblem, "decide", choose)
+def test_the_library_reads_what_was_converted(library_alone: None) -> None:
     chain = randn(5, 7), randn(16, 6).T, randn(7, 40).half(), randn(5, 16)
     with torch.autocast(DEVICE, torch.float16):
         result, wanted = (einsum("jk,ai,kb,ji->ba", *chain) for einsum in (fast_einsum, torch.einsum))
@@ -189,11 +190,7 @@ def test_chains_go_from_kernel_to_kernel(kernels: list[str]) -> None:
     assert len(kernels) == 2
 
 
-def test_the_library_multiplies_a_chain_as_the_kernel_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    def choose(self: StepProblem, arrays: Sequence[Any]) -> Any:
-        return self.library
-
-    monkeypatch.setattr(StepProblem, "decide", choose)
+def test_the_library_multiplies_a_chain_as_the_kernel_does(library_alone: None) -> None:
     chain = randn(5, 7), randn(16, 6).T, randn(7, 40), randn(5, 16)
     for equation in ("jk,ai,kb,ji->ba", "jk,ai,kb,ji->ab"):
         torch.testing.assert_close(fast_einsum(equation, *chain), torch.einsum(equation, *chain))
