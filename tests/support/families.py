@@ -13,7 +13,7 @@ import pytest
 import torch
 from fused_steps import ON, fused_step
 from gluon_on_cpu import boxes_on_cpu
-from kernel_tensors import DEVICE, decided
+from kernel_tensors import DEVICE, decided, randoms
 
 from einops_fast.backends.triton.contraction import candidates
 from einops_fast.backends.triton.contraction.boxes.tiles import BoxTiling
@@ -64,7 +64,7 @@ class Family:
 
     def operands(self, large: bool = False, device: str = DEVICE) -> list[Any]:
         """Random numbers; the same ones in every run."""
-        return [numbers(*shape, dtype=self.dtype, seed=at, device=device) for at, shape in enumerate(self.sizes(large))]
+        return randoms(self.sizes(large), self.dtype, device)
 
     def meant(self, way: Candidate) -> bool:
         """Whether a candidate is one of the family."""
@@ -207,18 +207,6 @@ FAMILIES: dict[str, Family] = {
         "bij,bij->", "4x30x50 4x30x50", "40x300x500 40x300x500", _LOOPS, _split, dtype="int16",
     ),
 }  # fmt: skip
-
-
-def numbers(*shape: int, dtype: str, seed: int = 0, device: str = DEVICE) -> Any:
-    """Normal numbers, or whole ones over the whole range of the dtype. Small arrays are the same on every device."""
-    if device == "meta":
-        return torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
-    if is_integer(dtype):
-        limits = np.iinfo(dtype)
-        values = np.random.default_rng(seed).integers(limits.min, limits.max, shape, dtype=dtype, endpoint=True)
-        return torch.from_numpy(values).to(device)
-    values = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-    return values.to(device, getattr(torch, dtype))
 
 
 def error_of(result: Any, equation: str, operands: Sequence[Any]) -> float:

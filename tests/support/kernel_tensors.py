@@ -1,10 +1,11 @@
 """What kernels are tested with: where they run, random tensors, and memory that holds what no right result does."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from fused_steps import ON
@@ -48,14 +49,21 @@ class Poisoned(TorchMemory):
 MEMORY = Poisoned()
 
 
-def randn(*shape: int, dtype: str = "float32", seed: int = 0) -> Any:
+def randn(*shape: int, dtype: str = "float32", seed: int = 0, device: str = DEVICE) -> Any:
+    """Normal numbers, or whole ones over the whole range of the dtype. Small arrays are the same on every device."""
     kind = getattr(torch, dtype)
+    if device == "meta":
+        return torch.empty(shape, dtype=kind, device="meta")
+    if is_integer(dtype):
+        limits = np.iinfo(dtype)
+        values = np.random.default_rng(seed).integers(limits.min, limits.max, shape, dtype=dtype, endpoint=True)
+        return torch.from_numpy(values).to(device)
     wide = torch.complex128 if kind.is_complex else torch.float64
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=wide).to(DEVICE, kind)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=wide).to(device, kind)
 
 
-def randoms(shapes: Sequence[tuple[int, ...]], dtype: str = "float32") -> list[Any]:
-    return [randn(*shape, dtype=dtype, seed=at) for at, shape in enumerate(shapes)]
+def randoms(shapes: Iterable[tuple[int, ...]], dtype: str = "float32", device: str = DEVICE) -> list[Any]:
+    return [randn(*shape, dtype=dtype, seed=at, device=device) for at, shape in enumerate(shapes)]
 
 
 @contextmanager

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from families import error_of, numbers
+from families import error_of
 from fused_steps import INTEGERS, ON
-from kernel_tensors import decided
+from kernel_tensors import decided, randn, randoms
 
 from einops_fast import explain, fast_einsum
 from einops_fast.backends.torch import backend as torch_backend
@@ -42,14 +42,14 @@ def on_kernels() -> Iterator[list[str]]:
 @pytest.mark.parametrize("dtype", INTEGERS)
 def test_calls(on_kernels: list[str], equation: str, shapes: Any, kernels: int, dtype: str) -> None:
     """Numbers over the whole range of the dtype: sums of products wrap around."""
-    operands = [numbers(*shape, dtype=dtype, seed=at) for at, shape in enumerate(shapes)]
+    operands = randoms(shapes, dtype)
     result = fast_einsum(equation, *operands)
     assert len(on_kernels) == kernels
     assert error_of(result, equation, operands) == 0
 
 
 def test_one_operand_is_summed_as_torch_does(on_kernels: list[str]) -> None:
-    operand = numbers(9, 7, dtype="int8")
+    operand = randn(9, 7, dtype="int8")
     result = fast_einsum("ij->i", operand)
     assert not on_kernels
     assert result.dtype == torch.int64
@@ -61,7 +61,7 @@ def test_the_library_multiplies_and_sums(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(torch_backend, "kernel_dtypes", lambda _: KERNEL_DTYPES)
     clear_plans()
     for dtype in INTEGERS:
-        operands = [numbers(*shape, dtype=dtype, seed=at) for at, shape in enumerate(((9, 7), (7, 5), (5, 3)))]
+        operands = randoms(((9, 7), (7, 5), (5, 3)), dtype)
         steps = explain("ij,jk,kl->li", *operands).plan.steps
         for step in steps:
             assert isinstance(step, Fused)
