@@ -27,14 +27,10 @@ from einops_fast.planning.cost import ITEM_SIZES, is_complex
 from einops_fast.planning.layout import VECTOR
 from einops_fast.planning.steps import Fused
 
-__all__ = ["ANY_SIZE", "GENERIC", "ORDER", "BoxCandidate", "BoxKernel", "CopyCandidate", "KernelCandidate", "Order"]
+__all__ = ["ANY_SIZE", "GENERIC", "BoxCandidate", "BoxKernel", "CopyCandidate", "KernelCandidate", "Order"]
 
 ANY_SIZE = "any size, "
 """What the name of a kernel begins with that is told sizes and strides when it runs."""
-
-ORDER = ", order "
-"""What is between the name of a kernel and the number of the order that its result has, if that isn't the first."""
-
 
 _KERNELS = {
     ReductionTiling: reduce_kernel,
@@ -94,7 +90,8 @@ class BoxKernel(DeclaredCall):
 
     def __init__(self, tiling: BoxTiling, dtype: str, units: int, swapped: bool = False) -> None:
         self.tiling = tiling
-        piece, rest = tiling.leaving
+        # Where threads write the result, the hardware gets any array in its place, and writes nothing.
+        piece, rest = (tiling.left, tiling.left) if tiling.by_threads else (tiling.out_piece, tiling.out_rest)
 
         def seen(view: View) -> Array:
             sizes, strides = tuple([dim.size for dim in view.dims]), tuple([dim.stride for dim in view.dims])
@@ -103,7 +100,6 @@ class BoxKernel(DeclaredCall):
         views = tiling.left, tiling.right, piece, piece, tiling.right_rest, rest, rest
         arrays = (*map(seen, views), Array(dtype), Array(dtype if tiling.split == 1 else "float32"))
         left, right, third, out, kept = _places_in_call(tiling, swapped)
-        # Where threads write the result, the hardware gets any array in its place, and writes nothing.
         result, before = (left, left) if tiling.by_threads else (out, kept)
         order = left, right, result, before, right, result, before, third, out
         options = _options(tiling, tiling.registers, num_warps=tiling.warps)
@@ -138,7 +134,7 @@ class KernelCandidate(Candidate):
 
     def __init__(self, order: Order, seconds: float, tiling: Any, generic: bool = False) -> None:
         name = f"{ANY_SIZE}{tiling.name}" if generic else tiling.name
-        self.name = f"{name}{ORDER}{order.number}" if order.number else name
+        self.name = f"{name}, order {order.number}" if order.number else name
         self._order, self._generic = order, generic
         self.seconds, self.in_order = seconds, order.number == 0
         self.tiling, self.kind = tiling, type(tiling)

@@ -126,11 +126,6 @@ class BoxTiling(Tiling):
         return gcd(8, *(dim.stride for dim in self.out.dims[:-1]))
 
     @property
-    def leaving(self) -> tuple[View, View]:
-        """How the result is seen by what the hardware writes, both parts; the left operand where threads write it."""
-        return (self.left, self.left) if self.by_threads else (self.out_piece, self.out_rest)
-
-    @property
     def meanwhile(self) -> bool:
         """Whether the activation is applied to the rounded sums, while the next tile is multiplied."""
         return self.pieces == 1 and not self.loose and ends_late(self.epilogue)
