@@ -11,8 +11,6 @@ from einops_fast.backends.capabilities import GENERATIONS, shared_memory
 from einops_fast.errors import EinsumError
 from einops_fast.vocabulary import closest
 
-__all__ = ["AbsentGpu", "absent_gpu", "aimed", "aiming"]
-
 _MODELS = {
     "a100": ("A100", (8, 0), 108),
     "a10": ("A10", (8, 6), 72),

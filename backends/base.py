@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
+from string import ascii_letters
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from einops_fast.planning.notation import Subscripts
     from einops_fast.planning.plan import Plan
 
-__all__ = ["Backend", "Likeness", "Numerics", "Operand", "Run", "Target", "one_device"]
+__all__ = ["Backend", "Likeness", "Numerics", "Operand", "Run", "Target", "as_is", "diagonal_equation", "one_device"]
 
 Run = Callable[..., Any]
 
@@ -241,8 +242,9 @@ class Backend(ABC):
     @abstractmethod
     def diagonal(self, step: Diagonal) -> Run: ...
 
-    @abstractmethod
-    def select(self, step: Select) -> Run: ...
+    def select(self, step: Select) -> Run:
+        index = step.index
+        return lambda a: a[index]
 
     @abstractmethod
     def sum(self, step: Sum) -> Run: ...
@@ -310,6 +312,20 @@ _EMITTERS: dict[type, str] = {
     Contraction: "contraction",
 }
 """The method of a backend that each kind of step becomes a call by."""
+
+
+def as_is(a: Any) -> Any:
+    """Return the array: what an arrangement that changes nothing becomes."""
+    return a
+
+
+def diagonal_equation(step: Diagonal) -> str:
+    """Return the einsum of a step, for frameworks that have no other diagonals over several axes."""
+    source = [""] * sum(map(len, step.groups))
+    for letter, group in zip(ascii_letters, step.groups, strict=False):
+        for at in group:
+            source[at] = letter
+    return f"{''.join(source)}->{ascii_letters[: len(step.groups)]}"
 
 
 def one_device(devices: Sequence[Any]) -> Any:

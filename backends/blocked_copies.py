@@ -15,8 +15,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["LEAST", "block_extents", "copy_in_blocks"]
-
 LEAST = 1 << 18
 """Elements from which on it pays."""
 
@@ -40,11 +38,6 @@ def block_extents(shape: tuple[int, ...], strides: tuple[int, ...], item: int) -
     Args:
         shape, strides: of the array, in the order of axes of the copy; strides in elements.
         item: bytes of an element.
-
-    Example:
-        >>> from einops_fast.backends.blocked_copies import block_extents
-        >>> block_extents((288, 288, 300), (1, 86400, 288), 4), block_extents((288, 288, 300), (86400, 300, 1), 4)
-        ((256, 1, 256), None)
     """
     moving = [axis for axis, (size, stride) in enumerate(zip(shape, strides, strict=True)) if size > 1 and stride]
     if prod(shape) < LEAST or not moving:

@@ -4,18 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["CLUSTERS", "EARLY", "FLASH_4", "GENERATIONS", "HOPPER", "KERNELS", "PATHS", "Span", "shared_memory"]
-
 Capability = tuple[int, int]
 
 
 class Span(NamedTuple):
-    """Compute capabilities from one on, and below another.
-
-    Example:
-        >>> HOPPER.has((9, 0)), HOPPER.has((12, 0))
-        (True, False)
-    """
+    """Compute capabilities from one on, and below another."""
 
     least: Capability
     below: Capability = (100, 0)

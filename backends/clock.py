@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from math import ceil
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 from einops_fast.backends.memory import Memory
 from einops_fast.runtime.measuring import Run
-
-__all__ = ["DeviceClock", "EventStopwatch", "Sample", "gpu_times", "times_behind"]
 
 _SETTLING = 0.15
 """Seconds after which the clock of a device at work has fallen as far as it does, about."""
@@ -50,14 +48,6 @@ _MOST = 64
 """The most pieces of other work that are queued before a run: with more, the host waits for its own queue."""
 
 
-class Sample(NamedTuple):
-    """A run behind other work: seconds of that, of the host until all of the run was queued, and of the run."""
-
-    ahead: float
-    host: float
-    seconds: float
-
-
 class EventStopwatch:
     """Times a run by two events of a framework's, without waiting for it.
 
@@ -68,15 +58,18 @@ class EventStopwatch:
         self, start: Any, end: Any, passed: Callable[[Any], bool], milliseconds: Callable[[Any, Any], float]
     ) -> None:
         self._start, self._end, self._passed, self._milliseconds = start, end, passed, milliseconds
+        self._stopped = False
 
     def start(self) -> None:
         self._start.record()
 
     def stop(self) -> None:
         self._end.record()
+        self._stopped = True
 
     def seconds(self) -> float | None:
-        return self._milliseconds(self._start, self._end) / 1e3 if self._passed(self._end) else None
+        over = self._stopped and self._passed(self._end)
+        return self._milliseconds(self._start, self._end) / 1e3 if over else None
 
 
 def gpu_times(
@@ -87,12 +80,14 @@ def gpu_times(
     milliseconds: Callable[[Any, Any], float],
     synchronize: Callable[[], Any],
 ) -> list[float]:
-    """Return the seconds of ``repeat`` runs on the current stream of a GPU, by events of the framework's.
+    """Return the seconds of ``repeat`` runs on the current stream of a GPU that did not wait for the host.
 
-    ``overwrite`` queues work that leaves nothing of the operands in the cache.
+    The framework's events time them. ``overwrite`` queues work that leaves nothing of the operands in the cache: as
+    often before a run as the host needs to queue that.
     """
-
-    def sample(pieces: int) -> Sample:
+    times: list[float] = []
+    pieces = 1
+    while len(times) < repeat:
         before, start, end = (new_event() for _ in range(3))
         before.record()
         for _ in range(pieces):
@@ -103,23 +98,10 @@ def gpu_times(
         host = perf_counter() - began
         end.record()
         synchronize()
-        return Sample(milliseconds(before, start) / 1e3, host, milliseconds(start, end) / 1e3)
-
-    return times_behind(sample, repeat)
-
-
-def times_behind(sample: Callable[[int], Sample], repeat: int) -> list[float]:
-    """Return the seconds of ``repeat`` runs that did not wait for the host.
-
-    ``sample`` queues the number of pieces of other work that it is given, then one run.
-    """
-    times: list[float] = []
-    pieces = 1
-    while len(times) < repeat:
-        found = sample(pieces)
-        if found.host > found.ahead and pieces < _MOST:
-            enough = ceil(1.5 * pieces * found.host / found.ahead) if found.ahead > 0 else _MOST
+        ahead = milliseconds(before, start) / 1e3
+        if host > ahead and pieces < _MOST:
+            enough = ceil(1.5 * pieces * host / ahead) if ahead > 0 else _MOST
             pieces = min(max(enough, pieces + 1), _MOST)
         else:
-            times.append(found.seconds)
+            times.append(milliseconds(start, end) / 1e3)
     return times

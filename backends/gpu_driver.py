@@ -10,11 +10,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = [
-    "GpuProperties", "ask_for_shared", "clusters_at_a_time", "driver_version", "gpu_properties",
-    "unbound_from_captures",
-]  # fmt: skip
-
 _RELAXED = 2
 """The mode of a thread whose calls are no concern of graphs that other threads capture."""
 

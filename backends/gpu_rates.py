@@ -10,23 +10,20 @@ from __future__ import annotations
 import atexit
 import datetime
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from math import inf, isfinite
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from einops_fast._version import __version__
 from einops_fast.backends.gpu_driver import driver_version
 from einops_fast.runtime import background, disk_cache
 
-__all__ = [
-    "AHEAD", "LONGEST", "MEASURED_DTYPES", "MOST", "Bench", "Rates", "Slice", "keep_rates", "measure_behind",
-    "measured_rates", "recall_rates",
-]  # fmt: skip
+if TYPE_CHECKING:
+    from einops_fast.backends.torch.rates import TorchBench
 
 MEASURED_DTYPES = ("bfloat16", "float16", "tf32", "float32", "float64")
 """Of matrix products; ``'tf32'`` is float32 by tensor cores."""
@@ -92,46 +89,6 @@ class Slice(NamedTuple):
     alone: bool
 
 
-class Bench(ABC):
-    """A device, as a framework measures it.
-
-    ``dtypes`` are those of :data:`MEASURED_DTYPES` that the framework multiplies in, as it is set now; :meth:`copy`
-    reads and writes ``copied`` bytes.
-    """
-
-    name: str
-    units: int
-    dtypes: tuple[str, ...]
-    copied: int
-
-    @abstractmethod
-    def idle(self) -> bool:
-        """Return whether the device is idle, and may be measured now."""
-
-    @abstractmethod
-    def opened(self) -> AbstractContextManager[Any]:
-        """Hold the memory of slices."""
-
-    @abstractmethod
-    def copy(self) -> None:
-        """Queue a copy of more memory than the device's cache holds."""
-
-    @abstractmethod
-    def product(self, dtype: str, extent: int) -> Callable[[], Any] | None:
-        """Return what queues a product of two square matrices; ``None`` where there is no room for them."""
-
-    @abstractmethod
-    def short(self) -> None:
-        """Queue a library call that computes next to nothing."""
-
-    @abstractmethod
-    def slice(self, run: Callable[[], Any], times: int) -> Slice:
-        """Queue other work and runs behind it, on a stream of their own, and wait until all is over.
-
-        The other work takes :data:`AHEAD` and is queued by a single call: from then on, the device needn't wait.
-        """
-
-
 class _Disturbed(Exception):
     """The device had other work, or there is no time left."""
 
@@ -139,7 +96,7 @@ class _Disturbed(Exception):
 class _Meter:
     """Measures a device slice by slice; ``wait`` returns when the next one may be run, or is disturbed."""
 
-    def __init__(self, bench: Bench, wait: Callable[[], None]) -> None:
+    def __init__(self, bench: TorchBench, wait: Callable[[], None]) -> None:
         self._bench, self._wait = bench, wait
         self._ahead = inf
         self.spent = 0.0
@@ -195,7 +152,7 @@ class _Meter:
         raise _Disturbed
 
 
-def measured_rates(bench: Bench) -> Rates | None:
+def measured_rates(bench: TorchBench) -> Rates | None:
     """Measure a device now; ``None`` where other work disturbs that."""
     with suppress(_Disturbed):
         return _Meter(bench, lambda: None).rates()
@@ -230,7 +187,7 @@ _begun: set[str] = set()
 _ending = threading.Event()
 
 
-def measure_behind(name: str, make: Callable[[], Bench]) -> None:
+def measure_behind(name: str, make: Callable[[], TorchBench]) -> None:
     """Have a device of this name measured by a thread while the program leaves it idle, unless it has been.
 
     The thread makes the bench.
@@ -249,7 +206,7 @@ def _end(thread: threading.Thread) -> None:
     thread.join(1.0)
 
 
-def _measure_when_idle(name: str, make: Callable[[], Bench]) -> None:
+def _measure_when_idle(name: str, make: Callable[[], TorchBench]) -> None:
     if _ending.wait(_START):
         return
     # What a device or a framework can't do is no concern of the program's.
@@ -267,7 +224,7 @@ def _measure_when_idle(name: str, make: Callable[[], Bench]) -> None:
             pause = min(pause * factor, longest)
 
 
-def _wait_for_idle(bench: Bench) -> None:
+def _wait_for_idle(bench: TorchBench) -> None:
     end = perf_counter() + _PATIENCE
     while not _ending.wait(_PAUSE):
         if bench.idle():

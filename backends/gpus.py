@@ -12,8 +12,6 @@ from einops_fast.backends.gpu_rates import MEASURED_DTYPES, Rates, recall_rates
 from einops_fast.planning.cost import Ceilings
 from einops_fast.runtime.tuning import is_reproducible
 
-__all__ = ["Told", "gpu_ceilings", "told_rates"]
-
 # What the driver says of a device, and as measured by hand: bytes per second of a copy, and FLOP/s of products in
 # bfloat16 and float16, in float32, and in float64.
 _GPUS = (
@@ -43,7 +41,29 @@ def gpu_ceilings(name: str) -> Ceilings:
 @cache
 def _ceilings_of(name: str, reproducible: bool) -> Ceilings:
     """Return ceilings, which a process keeps when the device has been measured since: choices must not flip."""
-    return _ceilings(_known_rates(name).rates if reproducible else told_rates(name).rates)
+    rates = _known_rates(name).rates if reproducible else told_rates(name).rates
+    flops = {dtype: rate for dtype, rate in rates.flops.items() if dtype != "tf32"}
+    # A product of complex numbers takes four.
+    flops |= {"complex64": flops["float32"] / 4, "complex128": flops["float64"] / 4}
+    return Ceilings(
+        rates.bandwidth,
+        # As measured for copies that permute axes; where another one becomes the fastest, they read whole lines
+        # for single elements.
+        runs=rates.bandwidth / 2.7,
+        gather=rates.bandwidth / 7,
+        flops=flops,
+        call=rates.call,
+        again=rates.again,
+        item=0.0,
+        broadcast=rates.bandwidth / 2.5,
+        tile=0.0,
+        depth=48.0,
+        blocks={"float16": 128, "bfloat16": 128, "float32": 32, "float64": 32},
+        dots=dict.fromkeys(flops, 8e10),
+        dot_kernels=frozenset(flops),
+        units=rates.units,
+        overlaps=True,
+    )
 
 
 def told_rates(name: str) -> Told:
@@ -78,28 +98,3 @@ def _rates(of: GpuProperties, bandwidth: float, half: float, single: float, doub
     flops = dict(zip(MEASURED_DTYPES, (half, half, half / 2, single, double), strict=True))
     # A loop of small GEMMs is bound by what the host needs to launch one.
     return Rates(bandwidth, flops, 4e-6, 1e-5, of.multiprocessors)
-
-
-def _ceilings(rates: Rates) -> Ceilings:
-    flops = {dtype: rate for dtype, rate in rates.flops.items() if dtype != "tf32"}
-    # A product of complex numbers takes four.
-    flops |= {"complex64": flops["float32"] / 4, "complex128": flops["float64"] / 4}
-    return Ceilings(
-        rates.bandwidth,
-        # As measured for copies that permute axes; where another one becomes the fastest, they read whole lines
-        # for single elements.
-        runs=rates.bandwidth / 2.7,
-        gather=rates.bandwidth / 7,
-        flops=flops,
-        call=rates.call,
-        again=rates.again,
-        item=0.0,
-        broadcast=rates.bandwidth / 2.5,
-        tile=0.0,
-        depth=48.0,
-        blocks={"float16": 128, "bfloat16": 128, "float32": 32, "float64": 32},
-        dots=dict.fromkeys(flops, 8e10),
-        dot_kernels=frozenset(flops),
-        units=rates.units,
-        overlaps=True,
-    )

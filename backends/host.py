@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import sys
 
-__all__ = ["cpu_threads", "free_memory"]
-
 
 def cpu_threads() -> int:
     """Threads that a CPU library will use, as the usual environment variables and the affinity mask say."""

@@ -9,9 +9,6 @@ from typing import Any
 
 from einops_fast.runtime.measuring import Stopwatch
 
-__all__ = ["Memory"]
-
-
 _COUNTERS = 1 << 12
 """That a stream gets; more are seldom needed, and then they are made anew."""
 

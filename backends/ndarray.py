@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
-from einops_fast.backends.base import Backend, Run
+from einops_fast.backends.base import Backend, Run, as_is, diagonal_equation
 from einops_fast.errors import OperandError
 from einops_fast.patching.function_body import private_copy
-from einops_fast.planning.steps import Arrange, Cast, Diagonal, Gemm, Multiply, Select, Sum, View
+from einops_fast.planning.steps import Arrange, Cast, Diagonal, Gemm, Multiply, Sum, View
 from einops_fast.planning.target import Numerics, Operand
-
-__all__ = ["NdarrayBackend"]
 
 _GEMM_KINDS = {"float32", "float64", "complex64", "complex128"}
 
@@ -96,17 +94,7 @@ class NdarrayBackend(Backend):
         return lambda a: a.astype(dtype, order=order)
 
     def diagonal(self, step: Diagonal) -> Run:
-        source = [""] * sum(map(len, step.groups))
-        for label, group in zip(step.labels, step.groups, strict=True):
-            for at in group:
-                source[at] = label
-        equation = f"{''.join(source)}->{step.labels}"
-        einsum = self.einsum
-        return lambda a: einsum(equation, a)
-
-    def select(self, step: Select) -> Run:
-        index = step.index
-        return lambda a: a[index]
+        return partial(self.einsum, diagonal_equation(step))
 
     def sum(self, step: Sum) -> Run:
         axes = step.axes
@@ -149,7 +137,7 @@ class NdarrayBackend(Backend):
             return into
         if (*step.batch, step.m, step.n) != shape:
             return lambda a, b: matmul(left(a), right(b)).reshape(shape)
-        if left is _same and right is _same:
+        if left is as_is and right is as_is:
             run: Run = matmul
             return run
         return lambda a, b: matmul(left(a), right(b))
@@ -157,7 +145,7 @@ class NdarrayBackend(Backend):
     def _matrices(self, how: Arrange, transpose: bool) -> Run:
         """The arrangement, then the transposition."""
         if how.trivial and not transpose:
-            return _same
+            return as_is
         arranged = self.arrange(how)
         return (lambda a: arranged(a).swapaxes(-1, -2)) if transpose else arranged
 
@@ -178,7 +166,3 @@ def _numerics_of(dtype: Any) -> Numerics:
     if name in _GEMM_KINDS and dtype.isnative:
         return Numerics(name, name)
     return Numerics(name, name, f"{name} has no GEMM in BLAS")
-
-
-def _same(a: Any) -> Any:
-    return a

@@ -25,8 +25,6 @@ from einops_fast.planning.steps import Cast, Gemm, Multiply, Native, Step, Sum
 from einops_fast.planning.target import Numerics, Target
 from einops_fast.runtime.tuning import is_reproducible
 
-__all__ = ["NumpyBackend"]
-
 # Before version 2, a scalar has the smallest dtype that holds its value.
 _VALUES_PROMOTE = np.result_type(np.float64(0), np.zeros(1, "float32")) == np.float32
 
@@ -169,13 +167,8 @@ class NumpyBackend(NdarrayBackend):
         plain = super().gemm(step)
         if step.m > 1 or step.n > 1 or step.k < 2 * _PIECE or step.buffer is not None:
             return plain
-        left, right, matmul, loops, shape = (
-            self.arrange(step.left),
-            self.arrange(step.right),
-            self.matmul,
-            self.loops,
-            step.shape,
-        )
+        left, right = self.arrange(step.left), self.arrange(step.right)
+        matmul, loops, shape = self.matmul, self.loops, step.shape
         pieces, rest = divmod(step.k, _PIECE)
         whole, add = pieces * _PIECE, _quiet(np.add)
 
@@ -203,19 +196,7 @@ class NumpyBackend(NdarrayBackend):
             return super().sum(step)
         every = ascii_letters[:rank]
         kept = "".join(label for at, label in enumerate(every) if at not in step.axes)
-        equation = f"{every}->{kept}"
-        loops, plain = self.loops, super().sum(step)
-
-        def run(a: Any) -> Any:
-            if a.dtype.num < 0:
-                return plain(a)
-            try:
-                return loops(equation, a)
-            except TypeError as error:
-                self._explain(error, (a,))
-                raise
-
-        return run
+        return partial(self._in_loops, f"{every}->{kept}")
 
     def trusts_native(self, operands: Sequence[Any]) -> bool:
         return all(operand.dtype.num >= 0 for operand in operands)
@@ -240,26 +221,22 @@ class NumpyBackend(NdarrayBackend):
                 ) from error
 
     def native_step(self, step: Native) -> Run:
-        equation, loops, by_ufuncs = step.equation, self.loops, self._by_ufuncs
-        if step.plain:
-            return partial(loops, equation)
+        return partial(self.loops if step.plain else self._in_loops, step.equation)
 
-        def run(*operands: Any) -> Any:
-            for operand in operands:
-                if operand.dtype.num < 0:
-                    return by_ufuncs(equation, operands)
-            try:
-                return loops(equation, *operands)
-            except TypeError as error:
-                self._explain(error, operands)
-                raise
-
-        return run
+    def _in_loops(self, equation: str, *operands: Any) -> Any:
+        for operand in operands:
+            if operand.dtype.num < 0:
+                return self._by_ufuncs(equation, operands)
+        try:
+            return self.loops(equation, *operands)
+        except TypeError as error:
+            self._explain(error, operands)
+            raise
 
     def at_once(self, operands: Sequence[Any], full: int = 0) -> Run | None:
         dtypes = [operand.dtype for operand in operands]
         few = 0 < full <= min([_AT_ONCE.get(dtype.kind, 0) for dtype in dtypes]) and not is_reproducible()
-        return self._in_loops if few and all(0 <= dtype.num < FIRST_OF_OTHERS for dtype in dtypes) else None
+        return self._at_once if few and all(0 <= dtype.num < FIRST_OF_OTHERS for dtype in dtypes) else None
 
     def product(self, subscripts: Subscripts) -> Callable[..., Any] | None:
         # Of one axis each, rows, columns and the sum need no reshaping, so that sizes make no difference.
@@ -291,7 +268,7 @@ class NumpyBackend(NdarrayBackend):
 
         return run
 
-    def _in_loops(self, equation: str, operands: Sequence[Any]) -> Any:
+    def _at_once(self, equation: str, operands: Sequence[Any]) -> Any:
         return self.loops(equation, *operands)
 
     def memory_order(self, equation: str, operands: Sequence[Any], optimize: bool) -> Sequence[int]:

@@ -16,8 +16,6 @@ from typing import Any
 from einops_fast.backends.memory import Memory
 from einops_fast.runtime import choosing
 
-__all__ = ["OLDEST", "circumstances", "installed_version", "interpreted", "load_library", "why_unusable"]
-
 OLDEST = (3, 6)
 """The oldest version of Triton that the kernels are written for."""
 

@@ -21,8 +21,6 @@ from einops_fast.planning.target import Numerics, Target
 from einops_fast.runtime.precision import settled
 from einops_fast.runtime.tuning import current_mode
 
-__all__ = ["CupyBackend"]
-
 _KERNEL_DTYPES = frozenset({"float16", "float32", "float64", "complex64", "complex128"})
 
 

@@ -14,8 +14,6 @@ from einops_fast.backends.gpu_driver import driver_version
 from einops_fast.backends.memory import Memory
 from einops_fast.planning.layout import reach
 
-__all__ = ["CupyMemory"]
-
 
 class CupyMemory(Memory):
     """Arrays of CuPy. Kernels go to CuPy's current stream, and memory comes from its pool."""

@@ -12,8 +12,6 @@ import numpy as np
 from einops_fast.attention.arrays import Arrays
 from einops_fast.backends.mxnet.importing import import_mxnet
 
-__all__ = ["MxnetArrays"]
-
 mxnet = import_mxnet()
 mnp, autograd = mxnet.np, mxnet.autograd
 

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from functools import lru_cache, partial
-from string import ascii_letters
 from typing import Any
 
 import numpy as np
 
-from einops_fast.backends.base import Backend, Likeness, Run, one_device
+from einops_fast.backends.base import Backend, Likeness, Run, as_is, diagonal_equation, one_device
 from einops_fast.backends.host import cpu_threads, free_memory
 from einops_fast.backends.mxnet.importing import import_mxnet
 from einops_fast.backends.mxnet.ops import is_deferred, multiply, native_einsum, reshape, sum_over
@@ -21,10 +20,8 @@ from einops_fast.backends.mxnet.traced import contract_any_size, merge_axes, spl
 from einops_fast.errors import OperandError
 from einops_fast.planning.cost import Ceilings
 from einops_fast.planning.layout import contiguous_strides
-from einops_fast.planning.steps import Arrange, Cast, Contraction, Diagonal, Gemm, Multiply, Select, Sum, View
+from einops_fast.planning.steps import Arrange, Cast, Contraction, Diagonal, Gemm, Multiply, Sum, View
 from einops_fast.planning.target import Numerics, Operand, Target
-
-__all__ = ["MxnetBackend"]
 
 mxnet = import_mxnet()
 mnp, npx = mxnet.np, mxnet.npx
@@ -35,6 +32,9 @@ class MxnetBackend(Backend):
 
     name = "mxnet"
     module = "mxnet"
+    any_size = staticmethod(is_deferred)
+    split = staticmethod(split_axes)
+    merge = staticmethod(merge_axes)
 
     def owns(self, array_type: type) -> bool:
         return array_type is mnp.ndarray
@@ -47,24 +47,6 @@ class MxnetBackend(Backend):
         if _gpus() or any(type(each) is not mnp.ndarray for each in operands):
             return None
         own, deferred = [(each.shape, each.dtype) for each in operands], is_deferred()
-        if len(own) == 2:
-            (a_shape, a_dtype), (b_shape, b_dtype) = own
-
-            def like(others: Sequence[Any]) -> bool:
-                if len(others) != 2:
-                    return False
-                a, b = others
-                return (
-                    type(a) is type(b) is mnp.ndarray
-                    and a.shape == a_shape
-                    and b.shape == b_shape
-                    and a.dtype is a_dtype
-                    and b.dtype is b_dtype
-                    and is_deferred() is deferred
-                )
-
-            return like
-
         return lambda others: (
             all(type(each) is mnp.ndarray for each in others)
             and [(each.shape, each.dtype) for each in others] == own
@@ -156,7 +138,7 @@ class MxnetBackend(Backend):
     def arrange(self, how: Arrange) -> Run:
         perm, shape = how.perm, how.shape
         if shape is None:
-            return _same if perm is None else partial(mnp.transpose, axes=perm)
+            return as_is if perm is None else partial(mnp.transpose, axes=perm)
         if perm is None:
             return partial(reshape, shape=shape)
         return lambda a: reshape(mnp.transpose(a, perm), shape)
@@ -166,15 +148,7 @@ class MxnetBackend(Backend):
         return lambda a: a.astype(dtype)
 
     def diagonal(self, step: Diagonal) -> Run:
-        source = [""] * sum(map(len, step.groups))
-        for letter, group in zip(ascii_letters, step.groups, strict=False):
-            for at in group:
-                source[at] = letter
-        return partial(native_einsum, f"{''.join(source)}->{ascii_letters[: len(step.groups)]}")
-
-    def select(self, step: Select) -> Run:
-        index = step.index
-        return lambda a: a[index]
+        return partial(native_einsum, diagonal_equation(step))
 
     def sum(self, step: Sum) -> Run:
         return partial(sum_over, axes=step.axes)
@@ -197,25 +171,12 @@ class MxnetBackend(Backend):
             return lambda a, b: product(left(a), right(b))
         return lambda a, b: reshape(product(left(a), right(b)), shape)
 
-    def any_size(self) -> bool:
-        return is_deferred()
-
     def contraction(self, step: Contraction) -> Run:
         return partial(contract_any_size, step.equation)
-
-    def split(self, array: Any, axes: Sequence[Sequence[int | None]]) -> Any:
-        return split_axes(array, axes)
-
-    def merge(self, array: Any, counts: Sequence[int]) -> Any:
-        return merge_axes(array, counts)
 
     def _matrices(self, how: Arrange, batch: tuple[int, ...], matrix: tuple[int, int]) -> Run:
         # batch_dot wants a batch axis.
         return self.arrange(how if batch else Arrange(how.perm, (1, *matrix)))
-
-
-def _same(a: Any) -> Any:
-    return a
 
 
 # NumPy declares ``casting`` as one of five literals.

@@ -25,8 +25,6 @@ from typing import Any
 
 import numpy
 
-__all__ = ["import_mxnet"]
-
 _lock = threading.RLock()
 
 _TYPES = (bool, int, float, complex, object, str)

@@ -19,8 +19,6 @@ import numpy as np
 from einops_fast.backends.mxnet.importing import import_mxnet
 from einops_fast.patching.function_body import private_copy
 
-__all__ = ["is_deferred", "multiply", "native_einsum", "reshape", "sum_over"]
-
 mxnet = import_mxnet()
 mnp, npx, base = mxnet.np, mxnet.npx, mxnet.base
 is_deferred: Callable[[], bool] = mxnet._deferred_compute.is_deferred_compute
@@ -121,11 +119,7 @@ def _multiply(a: Any, b: Any) -> Any:
 
 @lru_cache(maxsize=1024)
 def _roles(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[tuple[str, int], ...]:
-    """The axes of a product, in stretches that the same operands have: 'both', 'left' or 'right'.
-
-    >>> _roles((2, 3, 4, 1), (3, 1, 5))
-    (('left', 2), ('both', 3), ('left', 4), ('right', 5))
-    """
+    """The axes of a product, in stretches that the same operands have: 'both', 'left' or 'right'."""
     rank = max(len(left), len(right))
     axes = []
     for one, two in zip((1,) * (rank - len(left)) + left, (1,) * (rank - len(right)) + right, strict=True):

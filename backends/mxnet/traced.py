@@ -1,15 +1,13 @@
 """Contractions in a graph that MXNet traces once and runs with arrays of any size: hybridized and exported blocks.
 
-Every operator here takes axes, never sizes. Sizes are only looked at for two choices that hold for all of them: which
-operand to transpose, and which axes to repeat because they have length 1 in one operand while tracing. An axis that
-is equally long in both then has to be so in later calls, too: MXNet raises an error if it isn't.
+Every operator here takes axes, never sizes. Sizes are only looked at for one choice that holds for all of them: which
+axes to repeat because they have length 1 in one operand while tracing. An axis that is equally long in both then has to
+be so in later calls, too: MXNet raises an error if it isn't.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import product
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -17,8 +15,6 @@ import numpy as np
 
 from einops_fast.backends.mxnet.importing import import_mxnet
 from einops_fast.backends.mxnet.ops import ONEDNN_AXES, native_einsum, sum_over
-
-__all__ = ["contract_any_size", "merge_axes", "split_axes"]
 
 mxnet = import_mxnet()
 mnp, npx = mxnet.np, mxnet.npx
@@ -123,81 +119,37 @@ def _product(a: Any, left: str, b: Any, right: str, output: str) -> Any:
     return spread[0] * spread[1]
 
 
-@dataclass(frozen=True)
-class _Layout:
-    """Axis orders in which two operands are stacks of matrices; ``batch + rows + columns`` is the result's.
-
-    ``first`` and ``second`` are the operands' axes: the batch, then the others, the contracted ones first or last.
-    """
-
-    batch: str
-    rows: str
-    columns: str
-    contracted: str
-    contracted_first: bool
-    contracted_last: bool
-
-    @property
-    def first(self) -> str:
-        pair = (self.contracted, self.rows) if self.contracted_first else (self.rows, self.contracted)
-        return self.batch + "".join(pair)
-
-    @property
-    def second(self) -> str:
-        pair = (self.columns, self.contracted) if self.contracted_last else (self.contracted, self.columns)
-        return self.batch + "".join(pair)
-
-    @property
-    def result(self) -> str:
-        return self.batch + self.rows + self.columns
-
-
-def _layouts(first: str, second: str, output: str) -> Iterator[_Layout]:
-    """The layouts of two operands that may save transposing: in the order of an operand or of the output."""
-
-    def orders(labels: set[str], *spelled: str) -> list[str]:
-        return list(dict.fromkeys("".join([at for at in each if at in labels]) for each in spelled))
-
-    one, two, kept = set(first), set(second), set(output)
-    for parts in product(
-        orders(one & two & kept, output, first, second),
-        orders(one - two, output, first),
-        orders(two - one, output, second),
-        orders((one & two) - kept, first, second),
-        (False, True),
-        (False, True),
-    ):
-        yield _Layout(*parts)
+def _picked(labels: set[str], spelled: str) -> str:
+    return "".join([label for label in spelled if label in labels])
 
 
 def _matrix_product(a: Any, left: str, b: Any, right: str, output: str) -> Any:
-    """The sum of products over the axes that the output lacks, as a stack of products of matrices."""
-    sizes = dict(zip(left + right, a.shape + b.shape, strict=True))
-    pairs = (((a, left), (b, right)), ((b, right), (a, left)))
+    """The sum of products over the axes that the output lacks, as a stack of products of matrices.
 
-    def moved(way: tuple[int, _Layout]) -> int:
-        """The elements to be transposed; MXNet takes ten times as long where the last axis changes."""
-        (_, first), (_, second) = pairs[way[0]]
-        orders = ((first, way[1].first), (second, way[1].second), (way[1].result, output))
-        changes = [(prod([sizes[label] for label in old]), old[-1:] == new[-1:]) for old, new in orders if old != new]
-        return sum(size * (1 if in_runs else 10) for size, in_runs in changes)
-
-    ways = [(at, way) for at, ((_, one), (_, two)) in enumerate(pairs) for way in _layouts(one, two, output)]
-    at, way = min(ways, key=moved)
-    a, b = _ordered(*pairs[at][0], way.first), _ordered(*pairs[at][1], way.second)
-    batch, rows, columns, contracted = map(len, (way.batch, way.rows, way.columns, way.contracted))
+    MXNet takes ten times as long to transpose where the last axis changes: those of the operands stay, and the columns
+    have the output's.
+    """
+    if output[-1:] in left and output[-1:] not in right:
+        a, left, b, right = b, right, a, left
+    one, two, kept = set(left), set(right), set(output)
+    batch, rows, columns = (_picked(labels, output) for labels in (one & two & kept, one - two, two - one))
+    contracted = _picked((one & two) - kept, left)
+    contracted_first, contracted_last = left[-1] in rows, right[-1] not in columns
+    a = _ordered(a, left, batch + (contracted + rows if contracted_first else rows + contracted))
+    b = _ordered(b, right, batch + (columns + contracted if contracted_last else contracted + columns))
+    deep, high, wide, summed = map(len, (batch, rows, columns, contracted))
     # oneDNN takes two axes beside these.
-    stack = max(1, min(batch, ONEDNN_AXES - 2))
+    stack = max(1, min(deep, ONEDNN_AXES - 2))
     result = npx.batch_dot(
-        _matrices(a, batch, stack, contracted if way.contracted_first else rows),
-        _matrices(b, batch, stack, columns if way.contracted_last else contracted),
-        transpose_a=way.contracted_first,
-        transpose_b=way.contracted_last,
+        _matrices(a, deep, stack, summed if contracted_first else high),
+        _matrices(b, deep, stack, wide if contracted_last else summed),
+        transpose_a=contracted_first,
+        transpose_b=contracted_last,
     )
-    result = _split(result, stack + 1, b, batch + (0 if way.contracted_last else contracted), columns)
-    result = _split(result, stack, a, batch + (contracted if way.contracted_first else 0), rows)
-    result = _split(result, stack - 1, a, stack - 1, batch - stack + 1)
-    return _ordered(result, way.result, output)
+    result = _split(result, stack + 1, b, deep + (0 if contracted_last else summed), wide)
+    result = _split(result, stack, a, deep + (summed if contracted_first else 0), high)
+    result = _split(result, stack - 1, a, stack - 1, deep - stack + 1)
+    return _ordered(result, batch + rows + columns, output)
 
 
 def _matrices(array: Any, batch: int, stack: int, first: int) -> Any:

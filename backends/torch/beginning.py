@@ -8,26 +8,26 @@ from __future__ import annotations
 
 import sys
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from copy import copy
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
-from einops_fast.backends.clock import EventStopwatch
 from einops_fast.backends.torch.memory import TorchMemory
 from einops_fast.backends.torch.types import is_recomputed, is_traced
 from einops_fast.backends.triton_support import circumstances
 from einops_fast.planning.layout import reach
-from einops_fast.runtime.measuring import Policy
-from einops_fast.runtime.plan_cache import emptied_with_plans, keep
+from einops_fast.runtime.measuring import Policy, Stopwatch
+from einops_fast.runtime.plan_cache import emptied_with_plans, kept
 from einops_fast.runtime.planner import planner
 from einops_fast.runtime.tiers import Problem, Run, Tiers
 from einops_fast.runtime.tuning import autotune
 
-__all__ = ["Beginning", "CallProblem", "FirstCalls", "differentiate", "meta_like", "sample_like"]
+__all__ = ["CallProblem", "FirstCalls", "differentiate", "meta_like", "sample_like"]
 
 _MEMORY = TorchMemory()
 
@@ -191,11 +191,11 @@ class CallProblem(Problem[W]):
     def preferred(self, ways: Iterable[W]) -> Collection[str]:
         return ()
 
-    def stopwatch(self) -> EventStopwatch:
+    def stopwatch(self) -> Stopwatch:
         return _MEMORY.stopwatch()
 
-    def gradients(self, result: Any, operands: Sequence[Any]) -> _GradientWatch | None:
-        return _GradientWatch.of(result, operands[-1])
+    def gradients(self, result: Any, operands: Sequence[Any]) -> Stopwatch | None:
+        return _gradient_watch(result, operands[-1])
 
     def may_measure(self) -> bool:
         # Who wants the same bits in all calls has one way.
@@ -203,28 +203,7 @@ class CallProblem(Problem[W]):
         return here and _MEMORY.may_measure() and not _MEMORY.deterministic() and not is_traced()
 
 
-class Beginning(Generic[W]):
-    """What calls of one class go through until a way is chosen for them.
-
-    Attributes:
-        decided: the way that was chosen for good.
-    """
-
-    def __init__(self, problem: CallProblem[W]) -> None:
-        self.problem = problem
-        self.decided: W | None = None
-        self._tiers = Tiers(problem, self.decide)
-
-    def decide(self, way: W, run: Run | None = None) -> None:
-        """Choose a way for good."""
-        self.decided = way
-
-    def __call__(self, run_of: Callable[[W, Sequence[Any]], Run], arrays: Sequence[Any]) -> Any:
-        """Make a call."""
-        return self._tiers.run()(run_of, arrays)
-
-
-_beginnings: dict[Hashable, Beginning[Any]] = emptied_with_plans({})
+_tiers: dict[Hashable, Tiers[Any]] = emptied_with_plans({})
 """By class of calls."""
 
 
@@ -251,15 +230,11 @@ class FirstCalls(Generic[W]):
         self._problem, self._gradients, self._pinned = problem, gradients, pinned
         self._runs: dict[str, Run] = {}
         self._run: Run | None = None
-        beginning = _beginnings.get(key)
-        if beginning is None:
-            beginning = Beginning(problem)
-            keep(_beginnings, key, beginning)
+        tiers: Tiers[W] = kept(_tiers, key, partial(Tiers, problem))
         # What this process has measured and loaded, in another mode, needn't be tried.
-        if beginning.decided is None and known is not None and "triton" in sys.modules:  # noqa: SIM102
-            if beginning.problem.is_loaded(known):
-                beginning.decide(known)
-        self._beginning = beginning
+        if tiers.decided is None and known is not None and "triton" in sys.modules and problem.is_loaded(known):
+            tiers.decide(known)
+        self._tiers = tiers
 
     def __call__(self, *arrays: Any) -> Any:
         """Return what a call does."""
@@ -268,39 +243,45 @@ class FirstCalls(Generic[W]):
             run = self._pinned
         if run is not None:
             return run(*arrays)
-        way = self._beginning.decided
-        if way is None:
-            return self._undecided(arrays)
-        if way.compiles:
-            own = self._problem.alone()
-            if not own.is_loaded(way):
-                self._beginning = Beginning(own)
-                return self._undecided(arrays)
-        self._run = self._run_of(way, arrays)
-        return self._run(*arrays)
-
-    def _undecided(self, arrays: Sequence[Any]) -> Any:
-        """Return what a call does while the fastest way isn't known."""
-        problem = self._beginning.problem
+        tiers = self._tiers
+        if tiers.decided is not None:
+            run = self._decided(tiers.decided, arrays)
+            if run is not None:
+                return run(*arrays)
+            tiers = self._tiers
         if self._gradients and is_recomputed():
-            self._pinned = self._run_of(problem.library, arrays)
+            self._pinned = self._run_of(tiers.problem.library, arrays)
             return self._pinned(*arrays)
         try:
-            return self._beginning(self._run_at_once, arrays)
+            # In one frame, as a caller waits for it: most calls while nothing is decided.
+            tiers.calls += 1
+            if tiers.calls % tiers.every:
+                return (self._runs.get(tiers.way.name) or self._run_at_once(tiers.way, arrays))(*arrays)
+            return tiers.step()(self._run_at_once, arrays)
         except _exhausted:
             # A library may need room for the scores. Kernels don't, and are waited for.
+            problem = tiers.problem
             ours = next((name for name in problem.near() if problem.named(name).compiles), None)
             if ours is None or not problem.may_measure():
                 raise
             return self._run_of(problem.named(ours), arrays)(*arrays)
 
+    def _decided(self, way: W, arrays: Sequence[Any]) -> Run | None:
+        """Return what makes all later calls; ``None`` where kernels of their shapes aren't there."""
+        if way.compiles:
+            own = self._problem.alone()
+            if not own.is_loaded(way):
+                self._tiers = Tiers(own)
+                return None
+        self._run = self._run_of(way, arrays)
+        return self._run
+
     def _run_at_once(self, way: W, arrays: Sequence[Any]) -> Run:
         """Return what makes a call in a way. Where kernels of its shapes aren't there, such calls begin anew."""
-        run, problem = self._runs.get(way.name), self._problem
-        if run is not None:
-            return run
-        if way.compiles and problem is not self._beginning.problem and not problem.is_loaded(way):
-            self._beginning = Beginning(problem.alone())
+        problem = self._problem
+        begun = way.name in self._runs or problem is self._tiers.problem
+        if way.compiles and not begun and not problem.is_loaded(way):
+            self._tiers = Tiers(problem.alone())
             way = problem.library
         return self._run_of(way, arrays)
 
@@ -311,39 +292,25 @@ class FirstCalls(Generic[W]):
         return run
 
 
-class _GradientWatch:
-    """Times what autograd runs between the gradients of a result and those of operands."""
+def _gradient_watch(result: Any, operands: Sequence[Any]) -> Stopwatch | None:
+    """Return what times autograd between the gradients of a result, or the first of several, and those of operands.
 
-    def __init__(self) -> None:
-        self._watch, self._stopped = _MEMORY.stopwatch(), False
+    ``None`` if there are none.
+    """
+    first = result[0] if isinstance(result, tuple) else result
+    nodes = _nodes(first, operands)
+    if not nodes:
+        return None
+    watch = _MEMORY.stopwatch()
+    handles = [first.grad_fn.register_prehook(lambda *gradients: watch.start())]
 
-    @classmethod
-    def of(cls, result: Any, operands: Sequence[Any]) -> _GradientWatch | None:
-        """Return one for a result, or for the first of several; ``None`` if it has no gradient."""
-        first = result[0] if isinstance(result, tuple) else result
-        nodes = _nodes(first, operands)
-        if not nodes:
-            return None
-        watch = cls()
-        handles = [first.grad_fn.register_prehook(lambda *gradients: watch.start())]
+    def stop(*gradients: Any) -> None:
+        watch.stop()
+        for handle in handles:
+            handle.remove()
 
-        def stop(*gradients: Any) -> None:
-            watch.stop()
-            for handle in handles:
-                handle.remove()
-
-        handles.append(nodes[-1].register_hook(stop))
-        return watch
-
-    def start(self) -> None:
-        self._watch.start()
-
-    def stop(self) -> None:
-        self._watch.stop()
-        self._stopped = True
-
-    def seconds(self) -> float | None:
-        return self._watch.seconds() if self._stopped else None
+    handles.append(nodes[-1].register_hook(stop))
+    return watch
 
 
 def _nodes(result: Any, operands: Sequence[Any]) -> list[Any]:

@@ -17,8 +17,6 @@ from einops_fast.planning.cost import Ceilings
 from einops_fast.planning.target import Target
 from einops_fast.runtime.tuning import current_mode
 
-__all__ = ["KERNEL_DTYPES", "aimed_at", "ceilings_of", "kernel_dtypes", "target_of"]
-
 KERNEL_DTYPES = frozenset(
     {"float16", "bfloat16", "float32", "float64", "int8", "uint8", "int16", "int32", "int64", "complex64", "complex128"}
 )

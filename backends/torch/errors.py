@@ -14,8 +14,6 @@ from einops_fast.errors import OperandError
 from einops_fast.planning.cost import ITEM_SIZES
 from einops_fast.planning.plan import Plan
 
-__all__ = ["copied_to", "naming_operands", "refuse_layouts"]
-
 
 def naming_operands(plan: Plan, run: Run) -> Run:
     """A compiled plan whose errors name the operand that torch can't compute with, where there may be one."""

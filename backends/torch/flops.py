@@ -8,8 +8,6 @@ from importlib.util import find_spec
 
 import torch
 
-__all__ = ["formulas", "register_flop_formulas"]
-
 formulas: dict[str, Callable[..., int]] = {}
 """By the names of operators what counts a call from its arguments, for those that torch's counter doesn't know yet."""
 

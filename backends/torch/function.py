@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["recorded"]
-
 # A tensor that a function under a transform left behind is a wrapper that nothing can be read from.
 _unwrapped: Callable[[Any], Any] = torch._C._functorch.unwrap_if_dead
 

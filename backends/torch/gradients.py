@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["gradients_by_torch"]
-
 
 def gradients_by_torch(
     function: Callable[..., Any], tensors: Sequence[Any], wanted: Sequence[bool], back: Any

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from einops_fast.backends.absent_gpu import aimed
+from einops_fast.backends.absent_gpu import absent_gpu, aimed
 from einops_fast.backends.clock import EventStopwatch, gpu_times
 from einops_fast.backends.gpu_driver import driver_version
 from einops_fast.backends.memory import Memory
@@ -17,8 +17,6 @@ from einops_fast.backends.triton_support import interpreted
 from einops_fast.dtypes import dtype_name
 from einops_fast.planning.layout import reach
 from einops_fast.runtime.tuning import is_reproducible
-
-__all__ = ["TorchMemory", "new_here"]
 
 New = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor]
 """Makes a tensor of a shape, strides and a dtype with nothing in it."""
@@ -100,14 +98,10 @@ class TorchMemory(Memory):
     def dtype(self, array: Any) -> str:
         return dtype_name(array.dtype)
 
-    def shared(self, device: int) -> int:
-        """Bytes of shared memory that a program may have; as on Hopper where there is no GPU."""
-        return _shared(device)
-
     def limits(self, device: int) -> tuple[int, int]:
-        """The same, and how many multiprocessors there are."""
+        """Bytes of shared memory that a program may have, and multiprocessors; as on an H200 where there is no GPU."""
         aim = aimed()
-        return (_shared(device), _processors(device)) if aim is None else aim.limits
+        return _limits(device) if aim is None else aim.limits
 
     def device_name(self, device: int) -> str:
         aim = aimed()
@@ -158,13 +152,8 @@ def _cache_flush(device: int) -> torch.Tensor:
 
 
 @lru_cache
-def _shared(device: int) -> int:
+def _limits(device: int) -> tuple[int, int]:
     if not torch.cuda.is_available():
-        return 232448
+        return absent_gpu("h200").limits
     properties: Any = torch.cuda.get_device_properties(device)
-    return int(properties.shared_memory_per_block_optin)
-
-
-@lru_cache
-def _processors(device: int) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if torch.cuda.is_available() else 132
+    return int(properties.shared_memory_per_block_optin), int(properties.multi_processor_count)

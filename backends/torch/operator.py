@@ -22,19 +22,6 @@ from einops_fast.planning.layout import VECTOR
 from einops_fast.runtime.autocast import autocasts
 from einops_fast.runtime.tuning import autotune, unchecked_mode
 
-__all__ = [
-    "MEMORY",
-    "Layout",
-    "Operator",
-    "autocasted",
-    "by_kernel",
-    "dtype_name",
-    "is_aligned",
-    "new_tensors",
-    "on_gpu",
-    "result_dtype",
-]
-
 MEMORY = TorchMemory()
 
 Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
@@ -99,7 +86,6 @@ class Operator:
         given = schema[: schema.index("->")]
         self._tensors = given.count("Tensor")
         if setup is not None and backward is not None:
-            setup = _with_mode(setup)
             self.recorded = recorded(_function(name, compute, setup, backward, seen))
             watched = self._watched(_whole(compute), _function(name, self.traced, setup, backward, None))
             _library.impl(name, watched, "Autograd", with_keyset=True)
@@ -154,18 +140,19 @@ def _whole(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _with_mode(setup: Callable[..., None]) -> Callable[..., None]:
-    """What also keeps the mode in which choices are made."""
+def _function(name: str, compute: Any, setup: Any, backward: Any, seen: int | None) -> type[torch.autograd.Function]:
+    """What autograd sees: as few arguments and results as there can be, each of which takes it time.
 
-    def setup_with_mode(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        setup(ctx, inputs, output)
+    Without ``setup_context``, which takes longer. Choices are made backward in the mode that was forward.
+    """
+
+    def forward(ctx: Any, *arguments: Any) -> Any:
+        *tensors, numbers = arguments
+        inputs = (*tensors, *numbers)
+        found = compute(*inputs)
+        setup(ctx, inputs, found)
         ctx.mode = unchecked_mode()
-
-    return setup_with_mode
-
-
-def _backward_in_mode(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Gradients of the tensors, and none of the numbers after them; choices are made as forward."""
+        return found if seen is None else found[:seen]
 
     def backward_in_mode(ctx: Any, *gradients: Any) -> Any:
         # Autograd has threads of its own, which blocks of the caller's don't reach.
@@ -174,23 +161,7 @@ def _backward_in_mode(backward: Callable[..., Any]) -> Callable[..., Any]:
         with autotune(ctx.mode):
             return (*backward(ctx, *gradients), None)
 
-    return backward_in_mode
-
-
-def _function(name: str, compute: Any, setup: Any, backward: Any, seen: int | None) -> type[torch.autograd.Function]:
-    """What autograd sees: as few arguments and results as there can be, each of which takes it time.
-
-    Without ``setup_context``, which takes longer.
-    """
-
-    def forward(ctx: Any, *arguments: Any) -> Any:
-        *tensors, numbers = arguments
-        inputs = (*tensors, *numbers)
-        found = compute(*inputs)
-        setup(ctx, inputs, found)
-        return found if seen is None else found[:seen]
-
-    functions = {"forward": staticmethod(forward), "backward": staticmethod(_backward_in_mode(backward))}
+    functions = {"forward": staticmethod(forward), "backward": staticmethod(backward_in_mode)}
     return type(name, (torch.autograd.Function,), functions)
 
 

@@ -11,11 +11,9 @@ from typing import Any
 import torch
 
 from einops_fast.backends.gpu_driver import unbound_from_captures
-from einops_fast.backends.gpu_rates import AHEAD, Bench, Slice, keep_rates, measure_behind, measured_rates
+from einops_fast.backends.gpu_rates import AHEAD, Slice, keep_rates, measure_behind, measured_rates
 from einops_fast.backends.torch.backend import fp32_precision
 from einops_fast.backends.torch.memory import TorchMemory
-
-__all__ = ["TorchBench", "measure_now", "measure_when_idle"]
 
 _cuda: Any = torch.cuda
 
@@ -32,8 +30,8 @@ _POLL, _TOO_LONG = 2e-4, 5.0
 """Seconds between two looks whether a slice is over, and after which nobody looks any more."""
 
 
-class TorchBench(Bench):
-    """One CUDA device.
+class TorchBench:
+    """One CUDA device; ``dtypes`` are those that torch multiplies in as it is set, and a copy moves ``copied`` bytes.
 
     If it ``sets_precision``, torch's setting for float32 products, which holds for all threads, is changed meanwhile.
     """
@@ -50,6 +48,7 @@ class TorchBench(Bench):
         self.dtypes = ("bfloat16", "float16", *(("tf32", "float32") if sets_precision else (single,)), "float64")
 
     def idle(self) -> bool:
+        """Return whether the device is idle, and may be measured now."""
         with unbound_from_captures():
             free, _ = torch.cuda.mem_get_info(self._device)
             calm = not torch.are_deterministic_algorithms_enabled() and TorchMemory().may_measure()
@@ -77,6 +76,7 @@ class TorchBench(Bench):
         self._target.copy_(self._source)
 
     def product(self, dtype: str, extent: int) -> Callable[[], Any] | None:
+        """Return what queues a product of two square matrices; ``None`` where there is no room for them."""
         if self._sets_precision:
             torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
         kind = torch.float32 if dtype == "tf32" else getattr(torch, dtype)
@@ -89,14 +89,16 @@ class TorchBench(Bench):
         return partial(torch.mm, left, right, out=target[:size].view(extent, extent))
 
     def short(self) -> None:
+        """Queue a library call that computes next to nothing."""
         left, right, result = self._tiny
         torch.mm(left, right, out=result)
 
     def slice(self, run: Callable[[], Any], times: int) -> Slice:
+        """Queue other work and runs behind it, on a stream of their own, and wait until all is over."""
         before, start, end = (_cuda.Event(enable_timing=True) for _ in range(3))
         before.record()
         began = perf_counter()
-        # One thread that counts: a program's kernels have all the rest.
+        # One thread that counts: a program's kernels have all the rest. It is queued by a single call.
         _cuda._sleep(int(AHEAD * self._hertz))
         start.record()
         middle = perf_counter()

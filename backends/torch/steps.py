@@ -10,19 +10,24 @@ from typing import Any
 
 import torch
 
-from einops_fast.backends.base import Backend, Run
-from einops_fast.backends.blocked_copies import LEAST
-from einops_fast.backends.torch.einsum.cpu_copies import contiguous
+from einops_fast.backends.base import Backend, Run, as_is
+from einops_fast.backends.blocked_copies import LEAST, block_extents, copy_in_blocks
 from einops_fast.backends.torch.einsum.pieces import recorded_in_pieces
-from einops_fast.backends.torch.types import HALVES, unrecorded
+from einops_fast.backends.torch.types import HALVES, may_read_values, unrecorded
 from einops_fast.planning.steps import Arrange, Cast, Diagonal, Gemm, Multiply, Select, Sum, View
 from einops_fast.planning.target import Operand
 
-__all__ = ["TorchSteps", "stacked_product", "without_onednn"]
-
-
 _COLUMNS = 64
 """Columns of a matrix that lies transposed, up to which a copy reads all of them side by side."""
+
+_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""What stands for elements of so many bytes: NumPy has no bfloat16, and nothing is computed."""
+
+_SHARED = 1 << 21
+"""Elements from which on threads are worth starting; of fewer, all threads copy as torch does."""
+
+_MOST_THREADS = 8
+"""More don't copy faster, since all of them take the interpreter's lock between two blocks."""
 
 
 class TorchSteps(Backend):
@@ -34,7 +39,7 @@ class TorchSteps(Backend):
             # Torch transposes a whole matrix with one thread, in square blocks; a stack of them it copies as it lies.
             return array.unsqueeze(0).contiguous().squeeze(0)
         # Smaller ones aren't worth a look.
-        return contiguous(array) if array.numel() >= LEAST else array.contiguous()
+        return _in_c_order(array) if array.numel() >= LEAST else array.contiguous()
 
     def arrange(self, how: Arrange) -> Run:
         permuted, contiguous = _permuting(how.perm), self.contiguous
@@ -43,7 +48,7 @@ class TorchSteps(Backend):
         shape = _one_by_one(how.shape)
         if how.moves:
             return lambda a: contiguous(permuted(a)).view(*shape)
-        return (lambda a: a.reshape(*shape)) if permuted is _same else lambda a: permuted(a).reshape(*shape)
+        return (lambda a: a.reshape(*shape)) if permuted is as_is else lambda a: permuted(a).reshape(*shape)
 
     def cast(self, step: Cast) -> Run:
         dtype = getattr(torch, step.dtype)
@@ -130,7 +135,7 @@ class TorchSteps(Backend):
         shape = step.shape
         if step.buffer is None:
             if shape == (*step.batch, step.m, step.n):
-                return product if left is right is _same else lambda a, b: product(left(a), right(b))
+                return product if left is right is as_is else lambda a, b: product(left(a), right(b))
             sizes = _one_by_one(shape)
             return lambda a, b: product(left(a), right(b)).view(*sizes)
         view = self.arrange(step.buffer)
@@ -155,6 +160,33 @@ class TorchSteps(Backend):
     def _matrices(self, how: Arrange, transpose: bool) -> Run:
         arranged = self.arrange(how)
         return (lambda a: arranged(a).mT) if transpose else arranged
+
+
+def _in_c_order(array: Any) -> Any:
+    """``array.contiguous()``, through NumPy in blocks where another axis becomes the fastest: see `blocked_copies`.
+
+    What autograd or a transform has to see is left to torch, as are other devices.
+    """
+    threads = min(torch.get_num_threads(), _MOST_THREADS)
+    bits = _BITS.get(array.element_size())
+    if (
+        (threads > 1 and array.numel() < _SHARED)
+        or bits is None
+        or not may_read_values(array)
+        or array.layout is not torch.strided
+        or (array.requires_grad and torch.is_grad_enabled())
+        or array.is_complex()
+        or array.is_neg()
+        or (array.dim() == 2 and array.stride() == (1, array.shape[0]))  # a matrix, which torch copies in blocks, too
+    ):
+        return array.contiguous()
+    extents = block_extents(tuple(array.shape), array.stride(), array.element_size())
+    if extents is None:
+        return array.contiguous()
+    result = array.new_empty(array.shape)
+    target, source = (each.detach().view(bits).numpy() for each in (result, array))
+    copy_in_blocks(target, source, extents, threads)
+    return result
 
 
 _LONG = 48
@@ -232,7 +264,7 @@ def _with_batch(arranged: Run, how: Arrange, batch: int) -> Run:
 def _permuting(perm: tuple[int, ...] | None) -> Run:
     """Brings the axes into another order."""
     if perm is None:
-        return _same
+        return as_is
     *others, rows, columns = range(max(len(perm), 2))
     if perm == (*others, columns, rows):
         return lambda a: a.mT  # the same in less time
@@ -243,7 +275,3 @@ def _permuting(perm: tuple[int, ...] | None) -> Run:
 def _one_by_one(numbers: tuple[int, ...]) -> tuple[Any, ...]:
     """What to give to a tensor's ``permute``, ``view`` or ``reshape``: torch takes less time to read no tuple."""
     return numbers or ((),)
-
-
-def _same(a: Any) -> Any:
-    return a

@@ -9,24 +9,6 @@ from typing import Any
 
 import torch
 
-__all__ = [
-    "HALVES",
-    "PLAIN",
-    "any_negated",
-    "guards_of",
-    "is_batched",
-    "is_followed",
-    "is_jit_tracing",
-    "is_recomputed",
-    "is_seen",
-    "is_traced",
-    "may_read_values",
-    "recorder",
-    "saving_hooks",
-    "share_storage",
-    "unrecorded",
-]
-
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 """Types of tensors that nobody has overridden anything of."""
 

@@ -7,6 +7,7 @@ import os
 import platform
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
@@ -37,7 +38,9 @@ _SCORES, _ATTENTION = "b i h d, b j h d -> b h i j", "b i h d, b j h d, b j h e 
 
 def doctor(options: argparse.Namespace) -> int:
     """Print what was found, and return 1 if a check has failed."""
-    findings = [*_packages(), *_gpus(), _cache()]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "the cache of einops_fast", RuntimeWarning)  # it is a finding of its own
+        findings = [*_packages(), *_gpus(), _cache()]
     gpu = ["cuda"] * bool(gpu_properties())
     for framework, devices in {"numpy": ["cpu"], "torch": ["cpu", *gpu], "mxnet": ["cpu"], "cupy": gpu}.items():
         if framework == "numpy" or find_spec(framework) is not None:

@@ -49,11 +49,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def numbers(text: str) -> tuple[int, ...]:
-    """Return a shape, or strides.
-
-    >>> numbers('64x100'), numbers('(3,)'), numbers('()')
-    ((64, 100), (3,), ())
-    """
+    """Return a shape, or strides."""
     inner = re.sub(r"^\((.*?),?\)$", r"\1", text.strip())
     try:
         return tuple(int(size) for size in inner.removesuffix(",").replace("x", ",").split(",")) if inner else ()

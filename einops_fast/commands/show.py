@@ -88,7 +88,11 @@ def cache(options: argparse.Namespace) -> int:
 
 def _clear(folder: Path, in_json: bool) -> int:
     troubles: list[str] = []
-    count = disk_cache.clear(troubles.append)
+
+    def tell(what: str, path: Path, error: Exception) -> None:
+        troubles.append(f"can't {what} {path}: {disk_cache.reason(error)}")
+
+    count = disk_cache.clear(tell)
     if in_json:
         return print_json({"removed": count, "path": folder, "troubles": troubles}) or bool(troubles)
     removed = f"removed {count} {'entry' if count == 1 else 'entries'} from {folder}"

@@ -75,29 +75,26 @@ def _interrupt(told: int, main: int) -> None:
         pass
     for _ in range(_ATTEMPTS):
         time.sleep(_PAUSE)
-        if _state.ending:
+        if _ending:
             return
         signal.pthread_kill(main, signal.SIGTERM)
     os.kill(os.getpid(), signal.SIGKILL)  # a library doesn't let go of it
 
 
-class _State:
-    ending = terminated = False
-
-
-_state = _State()
+_ending = _terminated = False
 
 
 def _end(terminated: int = 0, frame: FrameType | None = None) -> None:
-    _state.terminated |= bool(terminated)
-    if _state.ending:  # in the middle of a report
+    global _ending, _terminated
+    _terminated |= bool(terminated)
+    if _ending:  # in the middle of a report
         return
-    _state.ending = True
+    _ending = True
     try:
         while _reports:
             _reports.pop()()
     finally:
-        if _state.terminated:
+        if _terminated:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGTERM)
-        _state.ending = False
+        _ending = False

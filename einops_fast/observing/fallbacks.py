@@ -30,6 +30,9 @@ CATEGORIES = {
 }
 """What can be the matter."""
 
+_BY_WORDS = {"two dtypes": "mixed", "no GEMM": "dtype", "autocast": "autocast", "its loops": "loops"}
+"""Categories by words in the reason of a native step."""
+
 _INSIDE = maxsize
 """The slot of an array that only the calls of one step see."""
 
@@ -99,20 +102,8 @@ def native_steps(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def category(reason: str) -> str:
-    """The category of the reason of a :class:`~einops_fast.planning.steps.Native` step.
-
-    >>> category('int64 has no GEMM in BLAS')
-    'dtype'
-    """
-    for words, found in (
-        ("two dtypes", "mixed"),
-        ("no GEMM", "dtype"),
-        ("autocast", "autocast"),
-        ("its loops", "loops"),
-    ):
-        if words in reason:
-            return found
-    return "array"
+    """The category of the reason of a :class:`~einops_fast.planning.steps.Native` step."""
+    return next((found for words, found in _BY_WORDS.items() if words in reason), "array")
 
 
 def _copy(plan: Plan, slot: int, labels: str, how: Arrange, *, result: bool = False) -> Copy:

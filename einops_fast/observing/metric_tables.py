@@ -101,11 +101,9 @@ def _fallbacks(recorder: Recorder) -> list[Row]:
     for (backend, equation, label, _, reason), count in recorder.native.items():
         left[backend, equation, label, reason] += count
     for (backend, equation, label, reason), count in left.items():
-        blank = dict.fromkeys(("shapes", "dtype", "device"), "")
-        what = {"label": label, "equation": equation, **blank, "backend": backend}
+        what = {"label": label, "equation": equation, "shapes": "", "dtype": "", "backend": backend, "device": ""}
         rows.append({**what, "category": "native", "reason": reason, "calls": count})
-    order = ("label", "equation", "shapes", "dtype", "backend", "device", "category", "reason", "calls")
-    return [{name: row[name] for name in order} for row in rows]
+    return rows
 
 
 def _fusions(recorder: Recorder) -> list[Row]:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 Program = list[tuple[Callable[..., Any], tuple[int, ...]]]
 """The calls of a plan, each with the slots that it reads."""
 
-__all__ = ["PlanRecord", "Recorder", "Times", "caller", "current_label", "floor_seconds"]
+__all__ = ["PlanRecord", "Recorder", "Times", "caller", "current_label"]
 
 current_label: ContextVar[str] = ContextVar("einops_fast_label", default="")
 """What the records of calls are tagged with."""
@@ -127,8 +127,17 @@ class PlanRecord:
 
     @cached_property
     def floor(self) -> float:
-        """Seconds that the device needs at least, as :func:`floor_seconds` predicts."""
-        return floor_seconds(self.plan)
+        """Seconds to move operands and result once at the device's bandwidth, or for the FLOPs at its rate.
+
+        The ceilings are those that times are predicted with: of the kind of device, not measured here.
+        """
+        plan = self.plan
+        elements = prod(plan.sizes[label] for label in plan.subscripts.output)
+        for operand in plan.operands:
+            elements += prod(size for size, stride in zip(operand.shape, operand.strides, strict=True) if stride)
+        moved = ITEM_SIZES.get(plan.numerics.compute, 8) * elements
+        flops, on = sum(cost.flops for cost in plan.costs), plan.target.ceilings
+        return max(moved / on.bandwidth, flops / on.gemm_rate(plan.numerics.compute))
 
 
 class Recorder:
@@ -267,17 +276,3 @@ class _Watch:
 
         timed.__wrapped__ = run  # type: ignore[attr-defined]
         return timed
-
-
-def floor_seconds(plan: Plan) -> float:
-    """Seconds to move operands and result once at the device's bandwidth, or for the FLOPs at its rate.
-
-    The ceilings are those that times are predicted with: of the kind of device, not measured here.
-    """
-    item = ITEM_SIZES.get(plan.numerics.compute, 8)
-    elements = prod(plan.sizes[label] for label in plan.subscripts.output)
-    for operand in plan.operands:
-        elements += prod(size for size, stride in zip(operand.shape, operand.strides, strict=True) if stride)
-    flops = sum(cost.flops for cost in plan.costs)
-    on = plan.target.ceilings
-    return max(item * elements / on.bandwidth, flops / on.gemm_rate(plan.numerics.compute))

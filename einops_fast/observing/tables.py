@@ -1,15 +1,28 @@
-"""Tables of text: by rich where it is installed, else in plain columns."""
+"""Tables as text, and as files: by rich where it is installed, else in plain columns."""
 
 from __future__ import annotations
 
+import csv
 import io
 import os
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-__all__ = ["aligned", "lasting", "plain_table", "print_table", "rich_table"]
+from einops_fast.errors import EinsumError
+
+__all__ = ["aligned", "lasting", "plain_table", "print_table", "read_table", "rich_table"]
+
+
+def read_table(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a file that metrics have written."""
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            return list(csv.DictReader(file))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise EinsumError(f"{path} is no table of metrics: {error}") from None
 
 
 @contextmanager

@@ -19,7 +19,6 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from functools import partial
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
 
@@ -141,7 +140,7 @@ def serve(most: int, pipes: tuple[int, int]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # what a user stops is the program
     with suppress(OSError):
         os.nice(10)
-    most, queue = most or _at_a_time(), deque[tuple[int, Callable[[], Any]]]()
+    most, queue = most or _at_a_time(), deque[tuple[int, bytes]]()
     running: dict[Any, _Piece] = {}
     try:
         while ready := wait([commands, *running], None if running else _IDLE):
@@ -150,8 +149,9 @@ def serve(most: int, pipes: tuple[int, int]) -> None:
                     piece = running.pop(pipe)
                     answers.send((piece.number, piece.answer()))
                 else:
-                    number, work = commands.recv()
-                    queue.append((number, _read_work(work)))
+                    queue.append(commands.recv())
+                    with suppress(Exception):  # its fork says what is wrong
+                        pickle.loads(queue[-1][1])  # whatever it needs is imported here, once for all that follow
             while queue and len(running) < most:
                 piece = _Piece(*queue.popleft())
                 running[piece.pipe] = piece
@@ -172,24 +172,10 @@ def _at_a_time() -> int:
     return min(_MOST, max(processors() // (2 * max(int(ranks), 1) if ranks.isdecimal() else 2), 1))
 
 
-def _read_work(work: bytes) -> Callable[[], Any]:
-    """Return the call that was submitted, or one that says why it can't be made here."""
-    try:
-        # Whatever it needs is imported here, once for all that follow.
-        function, arguments = pickle.loads(work)
-    except Exception as error:
-        return partial(_raise, f"{type(error).__name__}: {error}")
-    return partial(function, *arguments)
-
-
-def _raise(message: str) -> None:
-    raise RuntimeError(message)
-
-
 class _Piece:
     """A piece of work that is done in a fork of the server, which hears of its end by a pipe."""
 
-    def __init__(self, number: int, call: Callable[[], Any]) -> None:
+    def __init__(self, number: int, work: bytes) -> None:
         self.number = number
         self.pipe, theirs = Pipe(duplex=False)
         self.pid = os.fork()
@@ -199,7 +185,8 @@ class _Piece:
         os.setpgid(0, 0)
         try:
             try:
-                answer = pickle.dumps((True, call()))
+                function, arguments = pickle.loads(work)
+                answer = pickle.dumps((True, function(*arguments)))
             except BaseException as error:  # whatever it is, the program is told
                 answer = pickle.dumps((False, f"{type(error).__name__}: {error}"))
             theirs.send_bytes(answer)

@@ -20,7 +20,7 @@ from einops_fast._version import __version__
 from einops_fast.runtime import disk_cache
 from einops_fast.runtime.plan_cache import emptied_with_plans, keep
 
-__all__ = ["Choice", "Chooser", "Record", "agree", "circumstances", "kernel_hash", "measure_once", "recall"]
+__all__ = ["Choice", "Chooser", "Record", "agree", "circumstances", "kernel_hash", "recall"]
 
 W = TypeVar("W")
 
@@ -62,37 +62,6 @@ def recall(key: Mapping[str, Any], mode: str) -> Record | None:
     return record
 
 
-def measure_once(
-    key: Mapping[str, Any],
-    mode: str,
-    usable: Callable[[str], bool],
-    measure: Callable[[], Record | None],
-    whole_calls: bool = False,
-) -> Record | None:
-    """Measure a choice, one at a time, unless another thread or process has done so meanwhile.
-
-    Args:
-        key: as for :func:`recall`.
-        mode: see :func:`einops_fast.autotune`; ``'always'`` takes nothing from disk.
-        usable: whether the choice of this name can be run here.
-        measure: what measures; ``None`` where nothing worked.
-        whole_calls: calls with their backward are measured, and not kernels.
-
-    Returns:
-        The record that all agree on; ``None`` where nothing worked.
-    """
-    text = json.dumps(key, sort_keys=True)
-    with _locks[whole_calls]:
-        record = _measured.get(text)
-        if record is not None and usable(record["choice"]):
-            return record
-        record = measure()
-        if record is None:
-            return None
-        _measured.pop(text, None)
-        return agree(key, mode, record, usable)
-
-
 def agree(key: Mapping[str, Any], mode: str, record: Record, usable: Callable[[str], bool]) -> Record:
     """Write down what was measured, unless another process has done so meanwhile; return what all agree on."""
     theirs = None if mode == "always" else recall(key, mode)
@@ -117,11 +86,11 @@ class Chooser(Generic[W]):
 
     Args:
         mode: see :func:`einops_fast.autotune`; in ``'auto'``, calls measure themselves, and nothing is measured here.
-        whole_calls: as for :func:`measure_once`.
+        whole_calls: calls with their backward are measured, and not kernels.
     """
 
     def __init__(self, mode: str, whole_calls: bool = False) -> None:
-        self.mode, self._whole_calls = mode, whole_calls
+        self.mode, self._lock = mode, _locks[whole_calls]
         self._unknown = False
 
     def choose(
@@ -162,8 +131,13 @@ class Chooser(Generic[W]):
         ways = near()
         if len(ways) < 2:
             return Choice(ways[0] if ways else predicted(), True)
-        record = measure_once(
-            key, self.mode, lambda name: named(name) is not None, lambda: measure(ways), self._whole_calls
-        )
+        text = json.dumps(key, sort_keys=True)
+        with self._lock:  # one at a time, unless another thread or process has done so meanwhile
+            record = _measured.get(text)
+            if record is None or named(record["choice"]) is None:
+                _measured.pop(text, None)
+                record = measure(ways)
+                if record is not None:
+                    record = agree(key, self.mode, record, lambda name: named(name) is not None)
         way = None if record is None else named(record["choice"])
         return Choice(meanwhile, True) if way is None else Choice(way, True, record)

@@ -82,12 +82,8 @@ def cheapest_folding(plan: Plan, constants: Collection[int], optimize: Any, room
         candidates.append(_connected(subscripts.inputs, constants))
     best, seconds = None, plan.seconds
     for groups in candidates:
-        folding = _fold(subscripts, groups, explicit)
-        if folding is None:
-            continue
-        if explicit is None:
-            folding = Folding(folding.parts, folding.others, folding.equation, optimize)
-        predicted = _seconds(folding, plan, room)
+        folding = _fold(subscripts, groups, explicit, optimize)
+        predicted = inf if folding is None else _seconds(folding, plan, room)
         if predicted < seconds:
             best, seconds = folding, predicted
     return best
@@ -123,7 +119,7 @@ def _connected(inputs: Sequence[str], constants: Collection[int]) -> Groups:
     return sorted(tuple(sorted(group)) for group in groups)
 
 
-def _fold(subscripts: Subscripts, groups: Groups, path: Path | None) -> Folding | None:
+def _fold(subscripts: Subscripts, groups: Groups, path: Path | None, optimize: Any) -> Folding | None:
     """Return the folding of these groups; of those of one operand, if it has an axis that nothing else needs."""
     inputs, output = subscripts.inputs, subscripts.output
     parts, labels = [], []
@@ -138,7 +134,7 @@ def _fold(subscripts: Subscripts, groups: Groups, path: Path | None) -> Folding 
     folded = set(chain(*[group for group, _ in parts]))
     others = tuple([at for at in range(len(inputs)) if at not in folded])
     equation = f"{','.join([*labels, *[inputs[at] for at in others]])}->{output}"
-    left = None if path is None else _left_of(path, [group for group, _ in parts], others, len(inputs))
+    left = optimize if path is None else _left_of(path, [group for group, _ in parts], others, len(inputs))
     return Folding(tuple(parts), others, equation, left)
 
 

@@ -2,27 +2,15 @@
 
 A file is written whole or not at all, and holds its own key, so whatever a read returns was once written for that
 key. Nothing that is wrong with the disk stops a computation: it is a miss, and one warning.
-
-Example:
-    >>> import os, tempfile
-    >>> from unittest.mock import patch
-    >>> from einops_fast.runtime import disk_cache
-    >>> key = {'problem': 'ij,jk->ik', 'dtype': 'float16', 'device': 'NVIDIA H200'}
-    >>> with tempfile.TemporaryDirectory() as tmp, patch.dict(os.environ, EINOPS_FAST_CACHE_DIR=tmp):
-    ...     disk_cache.write(key, {'choice': 'cublas', 'seconds': 1.2e-05})
-    ...     disk_cache.read(key)
-    ...     disk_cache.clear()
-    {'choice': 'cublas', 'seconds': 1.2e-05}
-    1
 """
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import os
 import re
+import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -33,7 +21,7 @@ from typing import Any
 
 from einops_fast.runtime.files import write_whole
 
-__all__ = ["Entry", "clear", "entries", "folder", "read", "write"]
+__all__ = ["Entry", "clear", "entries", "folder", "read", "reason", "write"]
 
 try:
     _IMPORTED_IN = os.getcwd()
@@ -41,7 +29,7 @@ except OSError:  # it has been removed since
     _IMPORTED_IN = os.curdir
 
 _LAYOUT = "v1"  # a folder; what is in it changes with the name only
-_Heard = Callable[[str, Path, Exception], None]
+Tell = Callable[[str, Path, Exception], None]
 _FILE = re.compile(r"[0-9a-f]{64}(\.json|\.[0-9a-f]{16}\.tmp)")
 
 # A file that isn't text, isn't JSON or isn't an entry is a ValueError, or nests too deep.
@@ -63,10 +51,15 @@ def folder() -> Path:
     """Where the cache is, or will be once something is written.
 
     That is ``EINOPS_FAST_CACHE_DIR`` where it is set (a relative one from where the program was when it imported this),
-    else the user's folder for caches.
+    else ``einops_fast`` in ``XDG_CACHE_HOME`` or ``~/.cache``.
     """
     wanted = os.environ.get("EINOPS_FAST_CACHE_DIR")
-    return Path(_IMPORTED_IN, os.path.expanduser(wanted)) if wanted else _usual_folder()
+    if wanted:
+        return Path(_IMPORTED_IN, os.path.expanduser(wanted))
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    base = base if os.path.isabs(base) else os.path.expanduser("~/.cache")
+    # A user may have no home folder, as in some containers.
+    return Path(base if os.path.isabs(base) else tempfile.gettempdir(), "einops_fast")
 
 
 def read(key: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -106,7 +99,7 @@ def write(key: Mapping[str, Any], record: Mapping[str, Any]) -> None:
 
 def entries() -> Iterator[Entry]:
     """All entries, in no order that means anything."""
-    for path in _files():
+    for path in _files(_warn):
         if path.suffix == ".json":
             entry = _load(path)
             # No read would find one under another name.
@@ -114,54 +107,29 @@ def entries() -> Iterator[Entry]:
                 yield entry
 
 
-def clear(tell: Callable[[str], None] | None = None) -> int:
+def clear(tell: Tell | None = None) -> int:
     """Remove all entries, and what writers that were killed have left; nothing else that is in the folder.
 
     The folders stay, so that a process that is writing at that moment has where to write.
 
     Args:
-        tell: called with each thing that can't be done, in words; without it, the first of a kind is a warning.
+        tell: called with each thing that can't be done, the path and the error; without it, the first of a kind is a
+            warning.
 
     Returns:
         How many entries are gone.
     """
-
-    def heard(what: str, path: Path, error: Exception) -> None:
-        if tell is None:
-            _warn(what, path, error)
-        else:
-            tell(f"can't {what} {path}: {_reason(error)}")
-
-    removed = 0
-    for path in _files(heard):
+    tell, removed = tell or _warn, 0
+    for path in _files(tell):
         try:
             path.unlink()
         except FileNotFoundError:
             pass  # another process was faster
         except OSError as error:
-            heard("remove", path, error)
+            tell("remove", path, error)
         else:
             removed += path.suffix == ".json"
     return removed
-
-
-@functools.cache
-def _usual_folder() -> Path:
-    try:
-        from platformdirs import user_cache_dir
-    except ImportError:
-        base = os.environ.get("XDG_CACHE_HOME", "")
-        found = Path(base if os.path.isabs(base) else os.path.expanduser("~/.cache"), "einops_fast")
-    else:
-        try:
-            found = Path(user_cache_dir("einops_fast"))
-        except RuntimeError:  # it finds no home folder
-            found = Path("einops_fast")
-    if not found.is_absolute():  # a user without a home folder, as in some containers
-        import tempfile
-
-        found = Path(tempfile.gettempdir(), "einops_fast")
-    return found
 
 
 def _canonical(key: Mapping[str, Any]) -> str:
@@ -190,23 +158,23 @@ def _load(path: Path) -> Entry | None:
         return None
 
 
-def _files(heard: _Heard | None = None) -> Iterator[Path]:
+def _files(tell: Tell) -> Iterator[Path]:
     """Every file that a write can have made, finished or not, and no other."""
     root = folder() / _LAYOUT
-    for part in _names(root, heard):
+    for part in _names(root, tell):
         if re.fullmatch("[0-9a-f]{2}", part):
-            for name in _names(root / part, heard):
+            for name in _names(root / part, tell):
                 if name.startswith(part) and _FILE.fullmatch(name):
                     yield root / part / name
 
 
-def _names(of: Path, heard: _Heard | None) -> list[str]:
+def _names(of: Path, tell: Tell) -> list[str]:
     try:
         return sorted(os.listdir(of))
     except FileNotFoundError:
         return []
     except OSError as error:
-        (heard or _warn)("read", of, error)
+        tell("read", of, error)
         return []
 
 
@@ -217,9 +185,10 @@ def _warn(what: str, path: Path, error: Exception) -> None:
         if kind in _known_trouble:
             return
         _known_trouble.add(kind)
-    message = f"the cache of einops_fast can't {what} {path}, and goes on without it: {_reason(error)}"
+    message = f"the cache of einops_fast can't {what} {path}, and goes on without it: {reason(error)}"
     warnings.warn(message, RuntimeWarning, stacklevel=3)
 
 
-def _reason(error: Exception) -> object:
+def reason(error: Exception) -> object:
+    """Return what a user is told of an error."""
     return getattr(error, "strerror", None) or error

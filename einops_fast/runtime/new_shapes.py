@@ -17,7 +17,7 @@ from einops_fast.backends import Backend
 from einops_fast.observing.observers import observed
 from einops_fast.patching.small_calls import know_loops, loops_suffice
 from einops_fast.planning.notation import Subscripts, bind_sizes
-from einops_fast.runtime.plan_cache import LIMIT, emptied_with_plans, keep
+from einops_fast.runtime.plan_cache import LIMIT, emptied_with_plans, keep, kept
 from einops_fast.runtime.tuning import is_reproducible
 
 __all__ = ["AT_SECOND_CALL", "CASTING", "OPTIMIZE", "ORDER", "USUAL", "AtOnce", "Like", "NewShapes", "by_question",
@@ -121,11 +121,7 @@ by_question: dict[Hashable, NewShapes] = emptied_with_plans({})
 
 def came_with(question: Hashable) -> NewShapes:
     """Return the shapes that all of a call but its operands came with, and keep them from the first call on."""
-    shapes = by_question.get(question)
-    if shapes is None:
-        shapes = NewShapes()
-        keep(by_question, question, shapes)
-    return shapes
+    return kept(by_question, question, NewShapes)
 
 
 def native_first(

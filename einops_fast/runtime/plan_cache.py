@@ -15,6 +15,7 @@ __all__ = [
     "has_room",
     "keep",
     "keeps_plans",
+    "kept",
     "recall",
     "remember",
     "remember_alike",
@@ -62,6 +63,15 @@ def keep(kept: dict[K, T], key: K, value: T) -> None:
         while len(kept) >= LIMIT:
             kept.pop(next(iter(kept)))
         kept[key] = value
+
+
+def kept(cache: dict[K, T], key: K, make: Callable[[], T]) -> T:
+    """Return what is kept for a key, or make it and keep it."""
+    found = cache.get(key)
+    if found is None:
+        found = make()
+        keep(cache, key, found)
+    return found
 
 
 def remember_alike(question: Hashable, like: Callable[[Sequence[Any]], bool], run: Callable[..., Any],

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from contextvars import ContextVar
-from typing import Any, get_args
+from typing import get_args
 
 from einops_fast.annotations import Precision
 from einops_fast.errors import EinsumError
-from einops_fast.runtime.blocks import Setting, holding, traced_value
+from einops_fast.runtime.blocks import Setting, holding
 
-__all__ = ["PRECISIONS", "allow_precision", "allowed", "check_precision", "is_allowed", "settled", "traced_precision"]
+__all__ = ["PRECISIONS", "allow_precision", "allowed", "check_precision", "settled"]
 
 PRECISIONS: tuple[str, ...] = get_args(Precision)
 """What :func:`allow_precision` takes."""
@@ -55,27 +55,12 @@ def allow_precision(precision: Precision) -> Setting:
     return holding(_allowed, precision, "precision")
 
 
-def is_allowed(precision: Any) -> bool:
-    """Whether a call without an argument allows this."""
-    return isinstance(precision, str) and precision == _allowed.get()
-
-
 def check_precision(precision: str) -> None:
     """Raise EinsumError unless there is such a precision."""
     if not isinstance(precision, str) or precision not in PRECISIONS:
         raise EinsumError(f"precision is one of {' and '.join(map(repr, PRECISIONS))}, not {precision!r}")
 
 
-def traced_precision(override: str | None = None) -> str | None:
-    """Return what a traced call allows by itself or by a block in the same code; ``None``: what holds when it runs."""
-    precision: str | None = traced_value("precision") if override is None else override
-    return precision
-
-
 def settled(setting: str) -> str:
-    """The precision of a call, from that of the framework: what it allows itself, else what the block does.
-
-    >>> settled('ieee'), settled('tf32')
-    ('ieee', 'tf32')
-    """
+    """The precision of a call, from that of the framework: what it allows itself, else what the block does."""
     return setting if setting == "tf32" else _allowed.get() or setting

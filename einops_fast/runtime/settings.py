@@ -7,14 +7,17 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from einops_fast.runtime import tuning
-from einops_fast.runtime.precision import allow_precision, is_allowed
+from einops_fast.runtime.precision import allow_precision, allowed
 
 __all__ = ["settings", "settings_hold"]
 
 
 def settings_hold(autotune: Any, precision: Any) -> bool:
     """Return whether what is given is set already, so that no block of :func:`settings` is needed."""
-    return (autotune is None or tuning.holds(autotune)) and (precision is None or is_allowed(precision))
+    # The environment may say what is no mode.
+    if autotune is not None and not (type(autotune) is str and autotune == tuning.unchecked_mode() in tuning.MODES):
+        return False
+    return precision is None or (type(precision) is str and precision == allowed())
 
 
 @contextmanager

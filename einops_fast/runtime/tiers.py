@@ -15,22 +15,25 @@ The rule by which compiling begins is that of renting skis: buy when you have pa
 
 from __future__ import annotations
 
+import statistics
 import threading
 import warnings
 import weakref
 from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 from typing import Any, Generic, TypeVar
 
 from einops_fast.runtime import background
-from einops_fast.runtime.choosing import Record, agree, recall
-from einops_fast.runtime.kinds import Shared, kind_of
-from einops_fast.runtime.measuring import Policy, Stopwatch, record_of
+from einops_fast.runtime.choosing import agree, recall
+from einops_fast.runtime.measuring import Policy, Stopwatch, Times, record_of
+from einops_fast.runtime.plan_cache import emptied_with_plans, kept
 from einops_fast.runtime.planner import planner
-from einops_fast.runtime.trial import Trial
+from einops_fast.runtime.trial import take_turns
 
 __all__ = ["Problem", "Tiers", "settle_all"]
 
@@ -54,6 +57,9 @@ host takes so long for that."""
 
 _LEFT = 0.2
 """The part of what kernels save that is left to those of a problem's own where that for any size runs."""
+
+_SHAPES = 3
+"""Problems that a kernel for any size is tried on before all others take it, or leave it, untried."""
 
 _PATIENCE = 32
 """Calls after which a problem tries a kernel for any size, although others are about to."""
@@ -126,42 +132,80 @@ class Problem(ABC, Generic[W]):
         """Choose now, whatever it takes, by runs on operands that are made up."""
 
 
+class Shared:
+    """A compiled kernel that serves many sizes."""
+
+    def __init__(self, future: Future[Any] | None) -> None:
+        self._future = future
+        self.trials = 0  # problems that have begun to try it
+        self.ratios: list[float] = []  # how many times as long as the library it took with each
+
+    @property
+    def ready(self) -> bool:
+        """Whether nothing is to be waited for any more."""
+        return self._future is None or self._future.done()
+
+    @property
+    def faster(self) -> bool | None:
+        """Whether it works and is faster than the library; ``None`` as long as too few problems have told."""
+        if self._future is not None and self._future.exception() is not None:
+            return False
+        return statistics.median(self.ratios) < 1 if len(self.ratios) >= _SHAPES else None
+
+
+@dataclass
+class Kind:
+    """What problems that differ in sizes only have in common."""
+
+    saved: float = 0.0  # seconds that kernels are predicted to have saved by now, less what was paid
+    predicted: float = 0.0  # the same, of so many calls, whatever was paid
+    calls: int = 0
+    shares: bool | None = None  # whether there are kernels for any size; `None` as long as nobody has asked
+    shared: dict[Hashable, Shared] = field(default_factory=dict)  # these, by what they are compiled for
+
+
+_kinds: dict[Hashable, Kind] = emptied_with_plans({})
+
+
 class Tiers(Generic[W]):
     """What runs the calls of one problem until a way is chosen for good.
 
     Args:
         problem: what is computed.
         chosen: takes the way that is chosen for good and what runs it.
+
+    Attributes:
+        decided: the way that was chosen for good.
+        way: the one that runs calls with which nothing is tried, by what :attr:`now` is.
+        every: of so many calls, one is a :meth:`step`; the others need but count in :attr:`calls`.
     """
 
-    def __init__(self, problem: Problem[W], chosen: Callable[[W, Run], None]) -> None:
-        self._problem, self._chosen = problem, chosen
-        self._library = self._now = problem.run(problem.library)
-        self._kind = kind_of(problem.kind)
-        self._calls, self._own = 0, 0.0
+    def __init__(self, problem: Problem[W], chosen: Callable[[W, Run], None] = lambda way, run: None) -> None:
+        self.problem, self._chosen = problem, chosen
+        self.decided: W | None = None
+        self.way = problem.library
+        self._library = self.now = problem.run(problem.library)
+        self.calls, self.every = 0, _CALLS
+        self._kind = kept(_kinds, problem.kind, Kind)
         self._for_any: tuple[str, W, Shared] | None = None
-        self._asked = False
-        self._step: Callable[[], Run] = self._rent
         self._known: Sequence[str] | None = None
-        self._price, self._saves = PRICE, 0.0
         self._busy = threading.Lock()
         self._futures: dict[str, Future[Any] | None] | None = None
-        self._runs: dict[str, Run] = {}
-        self._ways: dict[str, W] = {}
-        self._trial: Trial
-        self._every = _CALLS
+        self._flow = self._begin()
         _undecided.add(self)
 
     def run(self) -> Run:
         """Return what is to run the next call."""
-        self._calls += 1
-        if self._calls % self._every:
-            return self._now
+        self.calls += 1
+        return self.now if self.calls % self.every else self.step()
+
+    def step(self) -> Run:
+        """Return what is to run a call that was counted, and do what there is to do."""
         # A call beside another one, in another thread, or while a graph is captured, is none to try anything with.
-        if not self._problem.may_measure() or not self._busy.acquire(blocking=False):
+        if not self.problem.may_measure() or not self._busy.acquire(blocking=False):
             return self._library
         try:
-            return self._step()
+            return next(self._flow, None) or self.now
         finally:
             self._busy.release()
 
@@ -177,154 +221,129 @@ class Tiers(Generic[W]):
     def settle(self) -> None:
         """Choose now, and wait for that."""
         with self._busy:
-            way = self._problem.settle()
-            self._chosen(way, self._problem.run(way))
+            self.decide(self.problem.settle())
+
+    def decide(self, way: W, run: Run | None = None) -> None:
+        """Choose a way for good."""
         _undecided.discard(self)
+        self._run_by(way, run)
+        self.decided = way
+        self._chosen(way, self.now)
 
-    def _rent(self) -> Run:
-        """Run by the library, or by a kernel for any size, until others pay."""
-        kind, calls = self._kind, self._every
-        if kind.shares and not self._asked:
-            self._own += calls * kind.a_call
-            if self._own >= _PRICE_OF_SIZE:
-                self._ask()
-            return self._now
-        if self._calls % _CALLS:
-            return self._now
-        if not self._saves:
-            self._look_up()
-        saved = _CALLS * self._saves
-        self._own += saved * (1.0 if self._now is self._library else _LEFT)
-        kind.count(saved, _CALLS)
-        if not background.available():
-            return self._now
-        if not self._asked and kind.shares is None and kind.saved >= max(_PRICE_FOR_ANY, 2 * self._own):
-            self._ask()
-        elif self._own >= self._price if kind.shares else kind.pays(self._price):
-            self._step = self._wait
-            planner().put(self._compile)
-        return self._now
+    def _begin(self) -> Iterator[Run | None]:
+        """Yield what runs each call with which there is something to do; ``None`` stands for :attr:`now`."""
+        yield from self._rent()
+        planner().put(self._compile)
+        while self._futures is None or not all(each is None or each.done() for each in self._futures.values()):
+            yield None
+        self.every = 1
+        problem, ways, runs = self.problem, dict[str, W](), dict[str, Run]()
+        for name, future in self._futures.items():
+            yield None  # each call loads one
+            if future is None or not future.exception():
+                with suppress(Exception):  # too large for this device, say
+                    way = problem.named(name)
+                    ways[name], runs[name] = way, problem.run(way)
+        chosen = next(iter(runs), None)
+        if len(runs) > 1:
+            seconds = yield from self._trial(runs)
+            preferred = problem.preferred(ways.values())
+            record = record_of(Times(seconds, seconds), list(self._futures), preferred, problem.policy)
+            chosen = None
+            if record is not None:
+                chosen = agree(problem.key(), "auto", record, runs.__contains__)["choice"]
+        if chosen is None:
+            self.decide(problem.library, self._library)
+        else:
+            self.decide(ways[chosen], runs[chosen])
 
-    def _ask(self) -> None:
-        """Have the kernel for any size looked for, and compiled if none has been of its class."""
-        self._asked, self._step = True, self._share
-        planner().put(self._find_for_any)
+    def _rent(self) -> Iterator[Run | None]:
+        """Run by the library, or by a kernel for any size, until kernels of the problem's own pay."""
+        kind, own, asked, saves, price = self._kind, 0.0, False, 0.0, 0.0
+        while True:
+            asks = False
+            if kind.shares and not asked:
+                own += self.every * kind.predicted / max(kind.calls, 1)
+                asks = own >= _PRICE_OF_SIZE
+            elif not self.calls % _CALLS:
+                if not saves:
+                    saves, price = _CALLS * self.problem.saves(), self._recall()
+                own += saves * (1.0 if self.way is self.problem.library else _LEFT)
+                kind.saved, kind.predicted, kind.calls = kind.saved + saves, kind.predicted + saves, kind.calls + _CALLS
+                if background.available():
+                    asks = not asked and kind.shares is None and kind.saved >= max(_PRICE_FOR_ANY, 2 * own)
+                    if not asks and (own if kind.shares else kind.saved) >= price:
+                        kind.saved -= 0.0 if kind.shares else price
+                        return
+            if asks:
+                asked = True
+                yield from self._share()
+            else:
+                yield None
 
-    def _find_for_any(self) -> None:
-        """Find the kernel for any size."""
-        try:
-            found = self._problem.for_any()
-        except Exception:  # there is always the library
-            found = None
-        self._kind.shares = found is not None
-        if found is None:
-            self._step = self._rent
+    def _recall(self) -> float:
+        """Find out what was chosen earlier, if anything was, and return the price of what is to be compiled."""
+        record = recall(self.problem.key(), "auto")
+        if record is None:
+            return PRICE
+        self._known = [record["choice"]]
+        return _PRICE_OF_ONE
+
+    def _share(self) -> Iterator[Run | None]:
+        """Have the kernel for any size found, and compiled if none has been of its class; take it if it is faster."""
+        looked = threading.Event()
+        planner().put(partial(self._find_for_any, looked))
+        yield None
+        while not looked.is_set():
+            yield None
+        if self._for_any is None:
             return
-        name, way, key = found
-        shared = self._kind.shared.get(key)
-        if shared is None:
-            shared = self._kind.shared[key] = Shared(self._problem.compiled(name))
-        self._for_any = name, way, shared
-
-    def _share(self) -> Run:
-        """Run as before until the kernel for any size is compiled and, by this problem or others, tried."""
-        if self._for_any is None or not self._for_any[2].ready:
-            return self._now
         name, way, shared = self._for_any
-        if shared.failed or shared.faster is not None:
-            self._step = self._rent
-            if shared.faster and not shared.failed:
-                self._run_by(way)
-        elif shared.begin(self._calls % _PATIENCE == 0):
-            self._trial = self._trial_of({"": self._library, name: self._problem.run(way)})
-            self._step, self._every = self._compare, 1
-        return self._now
-
-    def _compare(self) -> Run:
-        """Run the library or the kernel for any size, and time it."""
-        assert self._for_any is not None
-        run = self._trial.next()
-        if run is not None or not self._trial.is_over():
-            return run or self._now
-        name, way, shared = self._for_any
-        seconds = self._trial.medians()
-        ratio = seconds.get(name, inf) / seconds.get("", inf) if "" in seconds else 0.0
-        shared.tell(ratio)
-        self._step, self._every = self._rent, _CALLS
-        if ratio < 1:
+        while not shared.ready:
+            yield None
+        while shared.faster is None:
+            if shared.trials < _SHAPES or self.calls % _PATIENCE == 0:
+                shared.trials += 1
+                self.every = 1
+                seconds = yield from self._trial({"": self._library, name: self.problem.run(way)})
+                self.every = _CALLS
+                ratio = seconds.get(name, inf) / seconds.get("", inf) if "" in seconds else 0.0
+                shared.ratios.append(ratio)
+                if ratio < 1:
+                    self._run_by(way)
+                return
+            yield None
+        if shared.faster:
             self._run_by(way)
-        return self._now
 
-    def _run_by(self, way: W) -> None:
-        """Run by a kernel for any size from now on."""
+    def _find_for_any(self, looked: threading.Event) -> None:
+        with suppress(Exception):  # there is always the library
+            found = self.problem.for_any()
+            if found is not None:
+                name, way, key = found
+                if key not in self._kind.shared:
+                    self._kind.shared[key] = Shared(self.problem.compiled(name))
+                self._for_any = name, way, self._kind.shared[key]
+        self._kind.shares = self._for_any is not None
+        looked.set()
+
+    def _run_by(self, way: W, run: Run | None = None) -> None:
+        self.way, self.now = way, run or self.problem.run(way)
         # Where determinism is asked for from some call on, all calls after it are the library's.
-        self._now, self._every = self._problem.run(way), 1
-
-    def _look_up(self) -> None:
-        """Find out what a call may save, and what was chosen earlier, if anything was."""
-        self._saves = self._problem.saves()
-        record = recall(self._problem.key(), "auto")
-        if record is not None:
-            self._known, self._price = [record["choice"]], _PRICE_OF_ONE
+        self.every = 1
 
     def _compile(self) -> None:
         """Have ways compiled: what was chosen earlier, or all that are worth trying."""
         try:
-            wanted = self._problem.near() if self._known is None else self._known
+            wanted = self.problem.near() if self._known is None else self._known
             more = [] if self._for_any is None else [self._for_any[0]]
-            self._futures = {name: self._problem.compiled(name) for name in dict.fromkeys([*wanted, *more])}
+            self._futures = {name: self.problem.compiled(name) for name in dict.fromkeys([*wanted, *more])}
         except Exception:  # there is always the library
             self._futures = {}
 
-    def _wait(self) -> Run:
-        """Run as before until all are compiled."""
-        if self._futures is not None and all(each is None or each.done() for each in self._futures.values()):
-            self._step, self._every = self._load, 1
-            self._names = deque(name for name, each in self._futures.items() if each is None or not each.exception())
-        return self._now
-
-    def _load(self) -> Run:
-        """Load one of them; with the next calls the others."""
-        if self._names:
-            name = self._names.popleft()
-            try:
-                way = self._problem.named(name)
-                self._ways[name], self._runs[name] = way, self._problem.run(way)
-            except Exception:  # too large for this device, say
-                return self._now
-        if self._names:
-            return self._now
-        if len(self._runs) < 2:
-            return self._keep(next(iter(self._runs), None))
-        self._trial = self._trial_of(self._runs)
-        self._step = self._try
-        return self._try()
-
-    def _trial_of(self, runs: Mapping[str, Run]) -> Trial:
-        problem = self._problem
-        return Trial(runs, self._library, problem.stopwatch, problem.gradients, problem.policy.spread)
-
-    def _try(self) -> Run:
-        """Run one of them and time it."""
-        trial = self._trial
-        run = trial.next()
-        if run is not None:
-            return run
-        if not trial.is_over():
-            return self._now
-        assert self._futures is not None
-        preferred = self._problem.preferred(self._ways.values())
-        record: Record | None = record_of(trial.times(), list(self._futures), preferred, self._problem.policy)
-        if record is not None:
-            record = agree(self._problem.key(), "auto", record, self._runs.__contains__)
-        return self._keep(None if record is None else record["choice"])
-
-    def _keep(self, name: str | None) -> Run:
-        """Choose for good."""
-        way, run = (self._problem.library, self._library) if name is None else (self._ways[name], self._runs[name])
-        _undecided.discard(self)
-        self._chosen(way, run)
-        return run
+    def _trial(self, runs: Mapping[str, Run]) -> Generator[Run | None, None, dict[str, float]]:
+        problem = self.problem
+        return take_turns(runs, self._library, problem.stopwatch, problem.gradients, problem.policy.spread)
 
 
 def settle_all(told: Callable[[str, int, int], None] = lambda what, done, of: None) -> None:

@@ -16,17 +16,15 @@ from einops_fast.planning.cost import is_integer
 from einops_fast.planning.notation import bind_sizes
 from einops_fast.planning.path import check_optimize
 from einops_fast.runtime.autocast import autocasts
-from einops_fast.runtime.precision import check_precision, traced_precision
+from einops_fast.runtime.blocks import traced_value
+from einops_fast.runtime.precision import check_precision
 from einops_fast.runtime.tracing import is_sharded, outside_of_graphs
-from einops_fast.runtime.tuning import traced_mode
+from einops_fast.runtime.tuning import current_mode
 
 __all__ = ["call_traced", "einsum_traced"]
 
 #: Types of devices on which our operator is called.
 _WITH_OPERATOR = ("cuda",)
-
-_MOST_REORDERED = 4
-"""Operands whose pairs are looked at in all orders, if their sizes aren't known."""
 
 # The sizes of each operand; ``None`` for those that aren't known while tracing.
 _Shapes = tuple[tuple[int | None, ...], ...]
@@ -82,7 +80,9 @@ def einsum_traced(
         if autocasts(arrays[0]):
             with torch.autocast(kind, enabled=False):
                 return einsum_traced(letters, arrays, None, optimize, autotune, precision)
-    mode, precision = traced_mode(autotune), traced_precision(precision)
+    # What a block in the same code says; `None` for what holds when the operator runs.
+    mode = traced_value("autotune") if autotune is None else current_mode(autotune)
+    precision = traced_value("precision") if precision is None else precision
     first, plain = arrays[0], (torch.Tensor, torch.nn.Parameter)
     ours = all(type(array) in plain and array.device == first.device for array in arrays)
     if ours and kind in _WITH_OPERATOR and not callable(optimize):
@@ -201,14 +201,8 @@ def _computed_in(terms: Sequence[str], output: str, kind: str, dtypes: tuple[str
     autocast = import_module("einops_fast.backends.torch.autocast")
     if autocast.autocast_dtype(kind) is None:
         return dtypes[0] if len(set(dtypes)) == 1 else None
-    known, count = _known(shapes), len(terms)
-    if known is None and count > _MOST_REORDERED:
-        return None
-    paths = (
-        autocast.every_path(count) if known is None else [autocast.torch_path(f"{','.join(terms)}->{output}", known)]
-    )
     ones = [[size == 1 for size in shape] for shape in shapes]
-    found: str | None = autocast.whole_dtype(terms, output, ones, dtypes, paths, kind)
+    found: str | None = autocast.whole_dtype(terms, output, ones, dtypes, kind)
     return found
 
 

@@ -9,11 +9,10 @@ from typing import Any, TypeVar, get_args
 
 from einops_fast.annotations import Autotune
 from einops_fast.errors import EinsumError
-from einops_fast.runtime.blocks import Setting, holding, traced_value
+from einops_fast.runtime.blocks import Setting, holding
 
 __all__ = [
-    "ANY_SIZE", "MODES", "autotune", "by_any_size", "current_mode", "holds", "is_reproducible", "traced_mode",
-    "unchecked_mode",
+    "ANY_SIZE", "MODES", "autotune", "by_any_size", "current_mode", "is_reproducible", "unchecked_mode",
 ]  # fmt: skip
 
 MODES: tuple[str, ...] = get_args(Autotune)
@@ -90,22 +89,9 @@ def current_mode(override: str | None = None) -> str:
     return _checked(_mode.get(), _VARIABLE) if override is None else _checked(override, "the mode of autotune")
 
 
-def traced_mode(override: str | None = None) -> str | None:
-    """The mode of a call that is traced, if it doesn't have that of the time when it runs."""
-    if override is not None:
-        return _checked(override, "the mode of autotune")
-    mode: str | None = traced_value("autotune")
-    return mode
-
-
 def is_reproducible() -> bool:
     """Return whether a call has to give the same bits each time and in each process."""
     return unchecked_mode() == "reproducible"
-
-
-def holds(mode: str) -> bool:
-    """Whether a call without an argument has this mode, so that an argument needs no :func:`autotune` block."""
-    return isinstance(mode, str) and mode == _mode.get() and mode in MODES
 
 
 def _checked(mode: str, what: str) -> str:

@@ -22,9 +22,8 @@ from einops_fast.observing.calls import Called
 from einops_fast.planning.plan import make_plan
 from einops_fast.planning.steps import Fused
 from einops_fast.runtime import background
-from einops_fast.runtime.precision import allow_precision
 from einops_fast.runtime.tuning import ANY_SIZE, autotune
-from einops_fast.tune.again import numbers_like, optimizer_of, request_of, run_of, subscripts_of
+from einops_fast.tune.again import numbers_like, optimizer_of, precision_of, request_of, run_of, subscripts_of
 from einops_fast.tune.recorded import in_words
 
 __all__ = ["launches_of", "tune_absent"]
@@ -106,19 +105,14 @@ def _of_contraction(call: Called) -> Iterator[Sequence[Rehearsed]]:
     plan = make_plan(subscripts, [backend.inspect(each) for each in operands], target, numerics, optimizer_of(call))
     likeness = torch.empty(0, dtype=getattr(torch, numerics.compute), device="meta")
     for step in plan.steps:
-        run = _emitted(step, given["precision"]) if isinstance(step, Fused) else None
-        if isinstance(run, Choice):
+        if not isinstance(step, Fused):
+            continue
+        with precision_of(call):
+            run = backend.emit(step)
+        if isinstance(run, Choice):  # it is none if it is small
             problem = StepProblem(run, [likeness] * len(step.reads), 0, True)
             any_size = problem.for_any()
             for way in (*map(problem.of_name, problem.near()), None if any_size is None else any_size[1]):
                 launches = () if way is None else way.launches(True)
                 if launches:
                     yield launches
-
-
-def _emitted(step: Fused, precision: Any) -> Any:
-    """Return what runs a step, a choice unless it is small."""
-    if precision == "ieee":
-        return get_backend("torch").emit(step)
-    with allow_precision(precision):
-        return get_backend("torch").emit(step)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -17,8 +18,9 @@ from einops_fast.errors import EinsumError
 from einops_fast.observing.calls import Called, Layout
 from einops_fast.planning.notation import Subscripts, parse
 from einops_fast.planning.plan import compile_plan
+from einops_fast.runtime.precision import allow_precision
 
-__all__ = ["numbers_like", "optimizer_of", "request_of", "run_of", "subscripts_of"]
+__all__ = ["numbers_like", "optimizer_of", "precision_of", "request_of", "run_of", "subscripts_of"]
 
 
 def numbers_like(layout: Layout, device: int | str) -> Any:
@@ -45,6 +47,12 @@ def run_of(call: Called, arrays: Sequence[Any]) -> Callable[..., Any]:
         raise EinsumError(f"there is no operator {call.what!r} of torch's tensors")
     run: Callable[..., Any] = FUNCTIONS[call.what](*arrays, *call.given["arguments"])
     return run
+
+
+def precision_of(call: Called) -> AbstractContextManager[Any]:
+    """Return a block in which products of float32 have the precision that a call had."""
+    precision = call.given.get("precision", "ieee")
+    return nullcontext() if precision == "ieee" else allow_precision(precision)
 
 
 def subscripts_of(call: Called) -> Subscripts:

@@ -88,10 +88,7 @@ def pack(path: Path, kernels: Path, capability: tuple[int, int], device: str | N
     (whole / _ABOUT).write_text(json.dumps(about, indent=2) + "\n", "utf-8")
     if path.suffix == ".zip":
         path.parent.mkdir(parents=True, exist_ok=True)
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-            for file in sorted(whole.rglob("*")):
-                if file.is_file():
-                    archive.write(file, file.relative_to(whole))
+        shutil.make_archive(str(path.with_suffix("")), "zip", whole)
 
 
 def bring_in(path: Path) -> Brought:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 from einops_fast.backends.gpu_rates import recall_rates
 from einops_fast.observing.calls import Called
 from einops_fast.runtime import background
-from einops_fast.runtime.precision import allow_precision
 from einops_fast.runtime.tiers import settle_all
 from einops_fast.runtime.tuning import autotune
 from einops_fast.tune.recorded import in_words
@@ -23,7 +20,7 @@ def tune_here(calls: Sequence[Called], device: int, told: Callable[[str, int, in
 
     from einops_fast.backends.torch.beginning import differentiate
     from einops_fast.backends.torch.rates import measure_now
-    from einops_fast.tune.again import numbers_like, run_of
+    from einops_fast.tune.again import numbers_like, precision_of, run_of
 
     background.take_all_processors()
     if recall_rates(torch.cuda.get_device_name(device)) is None:
@@ -34,7 +31,7 @@ def tune_here(calls: Sequence[Called], device: int, told: Callable[[str, int, in
         for done, call in enumerate(calls, 1):
             try:
                 arrays = [None if each is None else numbers_like(each, device) for each in call.arrays]
-                with torch.set_grad_enabled(call.direction == "both"), _precision_of(call):
+                with torch.set_grad_enabled(call.direction == "both"), precision_of(call):
                     run = run_of(call, arrays)
                     runs.append(run)  # which keeps what it has begun
                     results = run(*[each for each in arrays if each is not None] if call.kind == "einsum" else arrays)
@@ -47,9 +44,3 @@ def tune_here(calls: Sequence[Called], device: int, told: Callable[[str, int, in
         torch.cuda.synchronize()
         settle_all(told)
     return failed
-
-
-def _precision_of(call: Called) -> AbstractContextManager[Any]:
-    """What lets products of float32 have the precision that they had."""
-    precision = call.given.get("precision", "ieee")
-    return nullcontext() if precision == "ieee" else allow_precision(precision)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import csv
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 from einops_fast import metrics
 from einops_fast.dtypes import FLOATS
 from einops_fast.errors import EinsumError
 from einops_fast.observing.calls import Called
+from einops_fast.observing.tables import read_table
 
 __all__ = ["in_words", "read_calls", "why_not"]
 
@@ -18,14 +17,10 @@ __all__ = ["in_words", "read_calls", "why_not"]
 def read_calls(path: str | os.PathLike[str]) -> list[Called]:
     """Return the calls in a table that metrics have written, or in all of a folder, each once."""
     path = Path(path)
-    if path.is_dir():
-        rows: Sequence[dict[str, str]] = metrics.read(path)["calls"]
-    else:
-        try:
-            with open(path, newline="", encoding="utf-8") as file:
-                rows = list(csv.DictReader(file))
-        except (OSError, UnicodeDecodeError, csv.Error) as error:
-            raise EinsumError(f"the table of calls can't be read: {error}") from None
+    try:
+        rows = metrics.read(path)["calls"] if path.is_dir() else read_table(path)
+    except OSError as error:
+        raise EinsumError(f"the table of calls can't be read: {error}") from None
     if not rows:
         raise EinsumError(f"there are no calls in {path}; record some with {metrics.VARIABLE}=calls:DIR")
     return list(dict.fromkeys(map(Called.from_row, rows)))

@@ -23,7 +23,7 @@ from einops_fast.backends import Backend, backend_for_type, get_backend
 from einops_fast.backends.base import Run
 from einops_fast.planning.cost import Ceilings
 from einops_fast.planning.layout import contiguous_strides
-from einops_fast.planning.steps import Arrange, Cast, Diagonal, Gemm, Multiply, Select, Sum, View
+from einops_fast.planning.steps import Arrange, Cast, Diagonal, Gemm, Multiply, Sum, View
 from einops_fast.planning.target import Numerics, Operand, Target
 from einops_fast.runtime.plan_cache import clear_plans
 
@@ -105,9 +105,6 @@ class BoxBackend(Backend):
         label_of = {axis: label for label, group in enumerate(step.groups) for axis in group}
         labels = [label_of[axis] for axis in range(len(label_of))]
         return lambda box: Box(np.einsum(box.values, labels, range(len(step.groups))).copy())
-
-    def select(self, step: Select) -> Run:
-        raise NotImplementedError("nothing is expanded where there are no strides")
 
     def sum(self, step: Sum) -> Run:
         return lambda box: Box(np.asarray(box.values.sum(step.axes, dtype=box.values.dtype)))

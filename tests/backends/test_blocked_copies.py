@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from einops_fast import fast_einsum
-from einops_fast.backends import blocked_copies
+from einops_fast.backends import blocked_copies, get_backend
 from einops_fast.backends.blocked_copies import block_extents, copy_in_blocks
 from einops_fast.backends.numpy import NumpyBackend
 
@@ -27,7 +27,7 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
         found.append(extents)
         copy_in_blocks(target, source, extents, threads)
 
-    for name in ("numpy", "torch.einsum.cpu_copies"):
+    for name in ("numpy", "torch.steps"):
         module = pytest.importorskip(f"einops_fast.backends.{name}")
         monkeypatch.setattr(module, "copy_in_blocks", recorded)
     return found
@@ -75,11 +75,11 @@ def test_numpy(order: tuple[int, ...], copies: list[Any]) -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64", "int64"])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_torch(dtype: str, threads: int, copies: list[Any], monkeypatch: pytest.MonkeyPatch, torch: Any) -> None:
-    module = pytest.importorskip("einops_fast.backends.torch.einsum.cpu_copies")
+    module = pytest.importorskip("einops_fast.backends.torch.steps")
     monkeypatch.setattr(module, "_SHARED", 1 << 20)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     array = torch.randint(-9, 9, LARGE).to(getattr(torch, dtype)).permute(3, 0, 2, 1)
-    found = module.contiguous(array)
+    found = get_backend("torch").contiguous(array)
     assert found.is_contiguous()
     assert found.dtype == array.dtype
     assert torch.equal(found, array)
@@ -87,8 +87,7 @@ def test_torch(dtype: str, threads: int, copies: list[Any], monkeypatch: pytest.
 
 
 def test_what_torch_has_to_see_is_left_to_it(copies: list[Any], monkeypatch: pytest.MonkeyPatch, torch: Any) -> None:
-    from einops_fast.backends.torch.einsum.cpu_copies import contiguous
-
+    contiguous = get_backend("torch").contiguous
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     array = torch.randn(LARGE)
     leaf = array.clone().requires_grad_()

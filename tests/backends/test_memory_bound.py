@@ -12,7 +12,7 @@ from einops_fast.backends.torch import ceilings
 from einops_fast.backends.torch import steps as torch_steps
 from einops_fast.backends.torch.einsum.blocks import sum_in_blocks
 from einops_fast.backends.torch.types import HALVES
-from einops_fast.planning.steps import Gemm, Multiply, Native
+from einops_fast.planning.steps import Gemm, Multiply, Native, View
 from einops_fast.runtime.plan_cache import clear_plans
 
 # Matrices times vectors, whose short rows lie between those of other matrices.
@@ -48,25 +48,30 @@ def operands(shapes: tuple[tuple[int, ...], ...], dtype: Any = None) -> list[Any
     return arrays if dtype is None else [torch.from_numpy(array).to(dtype) for array in arrays]
 
 
-def thin(steps: tuple[Any, ...]) -> list[Gemm]:
-    """The stacks of matrix products with an extent of 1."""
-    return [step for step in steps if isinstance(step, Gemm) and step.batch and 1 in (step.m, step.n, step.k)]
+LOOPS = [case for case in INTERLEAVED + DOTS + SINGLE if case not in LONG]
+FLOATS = (None, torch.float32, torch.bfloat16)
+KINDS: list[tuple[Any, tuple[Any, ...], Any]] = [
+    # cases, dtypes (None for NumPy), and what holds for the one step of a plan
+    (LOOPS, (None,), lambda step: isinstance(step, (Native, Multiply))),
+    (LONG, (None,), lambda step: isinstance(step, Gemm) and step.left.moves + step.right.moves == ""),
+    (
+        INTERLEAVED,
+        (torch.float32, torch.float16),
+        lambda step: isinstance(step, Multiply) and 0 < step.block < step.full,
+    ),
+    (SINGLE, FLOATS, lambda step: not isinstance(step, Gemm)),
+    (GEMV, FLOATS, lambda step: isinstance(step, Gemm)),
+]
 
 
 @pytest.mark.parametrize(
-    ("equation", "left", "right"), [case for case in INTERLEAVED + DOTS + SINGLE if case not in LONG]
+    ("case", "dtype", "holds"),
+    [(case, dtype, holds) for cases, dtypes, holds in KINDS for dtype in dtypes for case in cases],
 )
-def test_numpy_loops_where_blas_would_read_again(equation: str, left: Any, right: Any) -> None:
-    steps = explain(equation, *operands((left, right))).plan.steps
-    assert not thin(steps)
-    assert any(isinstance(step, (Native, Multiply)) for step in steps)
-
-
-@pytest.mark.parametrize(("equation", "left", "right"), LONG)
-def test_long_dot_products_of_numpy_are_blas_s(equation: str, left: Any, right: Any) -> None:
-    (step,) = explain(equation, *operands((left, right))).plan.steps
-    assert isinstance(step, Gemm)
-    assert step.left.moves + step.right.moves == ""
+def test_the_one_step(case: Any, dtype: Any, holds: Any) -> None:
+    """Loops or blocks where BLAS would read again; BLAS where it is as fast as memory."""
+    (step,) = [step for step in explain(case[0], *operands(case[1:], dtype)).plan.steps if not isinstance(step, View)]
+    assert holds(step), step
 
 
 @pytest.mark.parametrize("dtype", ["float64", "complex128"])
@@ -81,14 +86,6 @@ def test_a_single_dot_product_of_numpy_is_blas_s(equation: str, shape: Any, dtyp
         assert isinstance(step, Gemm)
         assert step.left.moves + step.right.moves == ""
         np.testing.assert_allclose(fast_einsum(equation, *arrays), np.sum(arrays[0] * arrays[1]), rtol=1e-3, atol=1e-2)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-@pytest.mark.parametrize(("equation", "left", "right"), INTERLEAVED)
-def test_torch_sums_interleaved_matrices_in_blocks(equation: str, left: Any, right: Any, dtype: Any) -> None:
-    (step,) = explain(equation, *operands((left, right), dtype)).plan.steps
-    assert isinstance(step, Multiply)
-    assert 0 < step.block < step.full
 
 
 @pytest.fixture(params=[True, False], ids=["oneDNN", "no oneDNN"])
@@ -121,19 +118,6 @@ def test_torch_sums_half_precision_dots_in_blocks(
     steps = explain(equation, *operands((left, right), dtype)).plan.steps
     assert not any(isinstance(step, Gemm) for step in steps)
     assert any(isinstance(step, Multiply) and step.block for step in steps)
-
-
-@pytest.mark.parametrize("dtype", [None, torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("equation", "left", "right"), SINGLE)
-def test_a_contracted_axis_of_one_element_is_no_sum(equation: str, left: Any, right: Any, dtype: Any) -> None:
-    assert not any(isinstance(step, Gemm) for step in explain(equation, *operands((left, right), dtype)).plan.steps)
-
-
-@pytest.mark.parametrize("dtype", [None, torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("equation", "left", "right"), GEMV)
-def test_matrices_with_memory_of_their_own_are_gemvs(equation: str, left: Any, right: Any, dtype: Any) -> None:
-    (step,) = explain(equation, *operands((left, right), dtype)).plan.steps
-    assert isinstance(step, Gemm)
 
 
 @pytest.mark.parametrize("dtype", [None, torch.float32, torch.bfloat16, torch.float16], ids=str)

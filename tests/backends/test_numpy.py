@@ -135,9 +135,10 @@ def test_dtype_and_casting(own: Sequence[str], dtype: str | None, casting: str) 
     check_outcome(lambda einsum: einsum("ij,jk->ik", *arrays, dtype=dtype, casting=casting))
 
 
-def test_dtype_holds_for_a_view_too() -> None:
-    # numpy.einsum ignores it where it returns a view.
+def test_dtype_and_order_hold_for_a_view_too() -> None:
+    # numpy.einsum ignores them where it returns a view.
     assert fast_einsum("ij->ji", np.ones((2, 3), "float32"), dtype="float64").dtype == np.float64
+    assert fast_einsum("ij->ji", np.ones((2, 3)), order="C").flags.c_contiguous
 
 
 @pytest.mark.parametrize("casting", ["no", "safe", "same_kind", "unsafe"])
@@ -209,11 +210,6 @@ def test_order(equation: str, order: Any, layouts: Any) -> None:
     assert (got.flags.c_contiguous, got.flags.f_contiguous) == (wanted.flags.c_contiguous, wanted.flags.f_contiguous)
 
 
-def test_order_holds_for_a_view_too() -> None:
-    # numpy.einsum ignores it where it returns a view.
-    assert fast_einsum("ij->ji", np.ones((2, 3)), order="C").flags.c_contiguous
-
-
 # ---- scalars and views
 
 
@@ -265,15 +261,6 @@ def test_views_where_numpy_returns_views(data: st.DataObject, dtype: str, read_o
         assert got.__array_interface__ == wanted.__array_interface__  # address, strides, read-only flag
 
 
-@pytest.mark.parametrize("equation", ["ij->ij", "ij->ji", "ii->i", "iij->ji", "i...->...i"])
-def test_views_can_be_written_to(equation: str) -> None:
-    array = np.zeros((3,) * max(2, equation.index("-")) if "." not in equation else (3, 3))
-    fast_einsum(equation, array)[...] = 1
-    wanted = np.zeros_like(array)
-    np.einsum(equation, wanted)[...] = 1
-    np.testing.assert_array_equal(array, wanted)
-
-
 @given(data=st.data())
 def test_other_results_are_new_memory(data: st.DataObject) -> None:
     """Memory that is no operand's, and in which every element has its own place."""
@@ -313,6 +300,10 @@ def test_no_floating_point_warnings() -> None:
         assert np.isnan(fast_einsum("ij,jk->ik", a, b)).all()
         assert np.isnan(fast_einsum("ij,ji->ij", a, b)[0, 0])
         assert np.isinf(fast_einsum("i,i->i", *[np.full(1, 300, "float16")] * 2)).all()
+        long = np.ones(30001, "float32")
+        long[7], long[30000] = np.inf, -np.inf
+        for _ in range(2):
+            assert np.isnan(fast_einsum("i,i->", long, np.ones_like(long)))
 
 
 @pytest.mark.parametrize("equation", ["ii->", "ii->i", "ii,i->"])
@@ -358,11 +349,3 @@ def test_long_dot_products_hardly_round_off(equation: str, shapes: list[tuple[in
         assert error(fast_einsum(equation, *arrays)) <= bound
     strided = [np.repeat(array, 2, axis=-1)[..., ::2] for array in arrays]
     assert error(fast_einsum(equation, *strided)) <= max(error(np.einsum(equation, *strided)), rounding)
-
-
-def test_long_dot_products_warn_of_no_value() -> None:
-    array = np.ones(30001, "float32")
-    array[7], array[30000] = np.inf, -np.inf
-    with np.errstate(all="raise"):
-        for _ in range(2):
-            assert np.isnan(fast_einsum("i,i->", array, np.ones_like(array)))

@@ -9,6 +9,7 @@ from optional_mxnet import mxnet_or_skip
 
 from einops_fast.cli import main
 from einops_fast.commands import doctor
+from einops_fast.runtime import disk_cache
 
 Capture = pytest.CaptureFixture[str]
 
@@ -72,6 +73,8 @@ def test_a_framework_that_is_broken_fails(capsys: Capture, monkeypatch: Any) -> 
 
 def test_a_cache_that_is_no_folder_fails(capsys: Capture, monkeypatch: Any, cache: Any) -> None:
     only(monkeypatch)
+    monkeypatch.setattr(doctor, "gpu_properties", lambda: (SimpleNamespace(name="NVIDIA H200"),))
+    monkeypatch.setattr(disk_cache, "_known_trouble", set())
     cache.write_text("mine")
     state, told = findings(capsys, 1)["cache"]
     assert (state, "EINOPS_FAST_CACHE_DIR" in told) == ("failed", True)

@@ -102,25 +102,24 @@ def test_explains_attention(capsys: Capture) -> None:
     )
 
 
-@pytest.mark.parametrize(("terminal", "no_color"), [(True, ""), (True, "1"), (False, "")])
-def test_colours_on_a_terminal_alone(terminal: bool, no_color: str, capsys: Capture, monkeypatch: Any) -> None:
-    pytest.importorskip("rich")
+@pytest.mark.parametrize(
+    ("terminal", "no_color", "rich"), [(True, "", True), (True, "1", True), (False, "", True), (True, "", False)]
+)
+def test_colours_on_a_terminal_alone(
+    terminal: bool, no_color: str, rich: bool, capsys: Capture, monkeypatch: Any
+) -> None:
+    if rich:
+        pytest.importorskip("rich")
+    for name in () if rich else ("rich", "rich.console", "rich.text"):
+        monkeypatch.setitem(sys.modules, name, None)
     for name, value in (("NO_COLOR", no_color), ("TERM", "xterm-256color"), ("COLUMNS", "40")):
         monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name, raising=False)
     arguments = ["explain", "bij,bkj->bik", "4x5x6", "4x7x6"]
     plain = told(capsys, *arguments)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal, raising=False)
     shown = told(capsys, *arguments)
-    assert ("\x1b[" in shown) == (terminal and not no_color)
+    assert ("\x1b[" in shown) == (terminal and rich and not no_color)
     assert re.sub(r"\x1b\[[\d;]*m", "", shown) == plain
-
-
-def test_explains_without_rich_on_a_terminal(capsys: Capture, monkeypatch: Any) -> None:
-    plain = told(capsys, "explain", "ij->ji", "2,3")
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    for name in ("rich", "rich.console", "rich.text"):
-        monkeypatch.setitem(sys.modules, name, None)
-    assert told(capsys, "explain", "ij->ji", "2,3") == plain
 
 
 def test_json_of_the_cache(capsys: Capture, tmp_path: Any, monkeypatch: Any) -> None:

@@ -16,6 +16,7 @@ from einops_fast.commands.parser import numbers
 @pytest.mark.parametrize("text", ["64x100", "64,100", "(64, 100)", "(64,100,)", "64,100,", " 64 x 100 "])
 def test_shapes(text: str) -> None:
     assert numbers(text) == (64, 100)
+    assert (numbers("(3,)"), numbers("()")) == ((3,), ())
 
 
 @pytest.mark.parametrize("text", ["64y100", "64x", "x", "64 100", "1.5"])

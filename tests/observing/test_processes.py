@@ -78,7 +78,10 @@ def test_the_environment_counts_each_call_once(how, before, program):
     assert len(files) >= (2 if before else 1)
 
 
-@pytest.mark.parametrize("how", [how for how in METHODS if how in ("os", "fork")])
+FORKS = [how for how in METHODS if how in ("os", "fork")]
+
+
+@pytest.mark.parametrize("how", FORKS)
 def test_a_block_counts_each_call_once(how, program):
     text = SCRIPT[: SCRIPT.index("\nif __name__")] + RECORDING
     (program / "program.py").write_text(text)
@@ -86,7 +89,7 @@ def test_a_block_counts_each_call_once(how, program):
     assert counted(program) == 2 + (3 if how == "os" else 9)
 
 
-@pytest.mark.parametrize("how", [how for how in METHODS if how in ("os", "fork")])
+@pytest.mark.parametrize("how", FORKS)
 def test_run_profiles_each_process(how, program):
     done = run_python("-m", "einops_fast", "run", "--profile", "program.py", how, 2, cwd=program)
     totals = [int(line.split()[0]) for line in done.stderr.splitlines() if " took " in line]

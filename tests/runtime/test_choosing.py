@@ -1,6 +1,8 @@
 """The agreement on measured choices: its keys, what another process wrote meanwhile, and how it is forgotten."""
 
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -10,7 +12,7 @@ import pytest
 
 from einops_fast import attention, fast_einsum
 from einops_fast.runtime import choosing, disk_cache
-from einops_fast.runtime.choosing import circumstances, measure_once, recall
+from einops_fast.runtime.choosing import Chooser, Record, circumstances, recall
 from einops_fast.runtime.plan_cache import clear_plans
 
 KEY = {"problem": "one", "device": "a GPU"}
@@ -26,37 +28,44 @@ def nothing_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     clear_plans()
 
 
-def usable(name: str) -> bool:
-    return name != "gone"
+def chosen(measure: Callable[[], Record | None], mode: str = "wait", key: Any = KEY) -> str:
+    """Choose between two ways, of which none that is gone can be run."""
+    choice = Chooser[str](mode).choose(
+        key,
+        lambda name: None if name == "gone" else name,
+        lambda: ["one", "two"],
+        lambda: "predicted",
+        "meanwhile",
+        lambda ways: measure(),
+    )
+    assert choice.final
+    return choice.way
 
 
 def test_a_choice_is_measured_once() -> None:
-    assert measure_once(KEY, "auto", usable, lambda: record("fast")) == record("fast")
-    assert measure_once(KEY, "auto", usable, lambda: record("later")) == record("fast")
+    assert [chosen(partial(record, name)) for name in ("fast", "later")] == ["fast", "fast"]
     assert recall(KEY, "always") == record("fast")
-
-
-def test_the_disk_outlives_the_process_but_for_always() -> None:
-    measure_once(KEY, "auto", usable, lambda: record("fast"))
-    clear_plans()
+    clear_plans()  # the disk outlives the process
     assert recall(KEY, "always") is None
     assert recall(KEY, "never") == record("fast")
+    assert chosen(lambda: None, "never") == "fast"
+    assert chosen(lambda: None, "reproducible") == "predicted"
 
 
 @pytest.mark.parametrize(("mode", "written", "agreed"), [
-    ("auto", "theirs", "theirs"), ("auto", "gone", "ours"), ("always", "theirs", "ours"),
+    ("wait", "theirs", "theirs"), ("wait", "gone", "ours"), ("always", "theirs", "ours"),
 ])  # fmt: skip
 def test_what_another_process_wrote_meanwhile_stands_where_it_can_be_run(mode: str, written: str, agreed: str) -> None:
     def meanwhile() -> dict[str, Any]:
         disk_cache.write(KEY, record(written))
         return record("ours")
 
-    assert measure_once(KEY, mode, usable, meanwhile) == record(agreed)
+    assert chosen(meanwhile, mode) == agreed
     assert disk_cache.read(KEY) == record(agreed)
 
 
 def test_nothing_is_kept_where_nothing_worked() -> None:
-    assert measure_once(KEY, "auto", usable, lambda: None) is None
+    assert chosen(lambda: None) == "meanwhile"
     assert recall(KEY, "auto") is None
 
 
@@ -77,7 +86,7 @@ def test_an_edited_kernel_never_meets_an_old_choice(monkeypatch: pytest.MonkeyPa
         return {"problem": "one", **circumstances("a GPU", {})}
 
     try:
-        measure_once(key(), "auto", usable, lambda: record("fast"))
+        chosen(lambda: record("fast"), key=key())
         assert recall(key(), "auto") == record("fast")
         source.write_text("tile = 128\n")
         assert recall(key(), "auto") is None
@@ -111,7 +120,7 @@ def test_every_cache_is_emptied_with_the_plans() -> None:
         fast_einsum("bid,bjd->bij", q, q)
         fast_einsum("bid,bjd,bje->bie", q, q, q)
         attention("b i d, b j d, b j e -> b i e", q, q, q)
-        measure_once(KEY, "auto", usable, lambda: record("fast"))
+        chosen(lambda: record("fast"))
 
     calls()  # whatever is loaded at the first call, such as backends
     clear_plans()

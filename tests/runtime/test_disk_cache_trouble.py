@@ -4,7 +4,7 @@ import errno
 import os
 
 import pytest
-from cache_folders import KEY, RECORD, files_in, finish, path_of, start
+from cache_folders import KEY, RECORD, files_in, path_of
 
 from einops_fast.runtime import disk_cache
 from einops_fast.runtime.disk_cache import Entry
@@ -19,18 +19,12 @@ pytestmark = pytest.mark.usefixtures("folder")
     "content",
     [
         b"",
-        b"{",
-        b"\x00" * 500,
+        b'{"key": {}, "record": {}',
         b"\x80\x04\x95\x0c\x00\x00\x00",  # what pickle writes
         b"null",
-        b"[]",
-        b'"key record"',
-        b"{}",
         b'{"key": {}}',
         b'{"key": [], "record": {}}',
-        b'{"key": {}, "record": 5}',
         b'{"key": {"a": NaN}, "record": {}}',
-        b'{"key": {}, "record": {"seconds": Infinity}}',
         b'{"key": {}, "record": {"seconds": 1e999}}',
         b"[" * 100_000,
     ],
@@ -46,18 +40,6 @@ def test_a_corrupt_file_is_a_miss_and_one_warning(content, heard):
     assert warning.category is RuntimeWarning
     assert f"can't read {path}, and goes on without it: " in str(warning.message)
     disk_cache.write(KEY, RECORD)
-    assert disk_cache.read(KEY) == RECORD
-
-
-def test_a_file_cut_off_anywhere_is_a_miss(heard):
-    path = path_of()
-    whole = path.read_bytes()
-    end = whole.rindex(b"}")
-    for length in range(end):
-        path.write_bytes(whole[:length])
-        assert disk_cache.read(KEY) is None
-    assert len(heard) == 1
-    path.write_bytes(whole[: end + 1])
     assert disk_cache.read(KEY) == RECORD
 
 
@@ -118,25 +100,6 @@ def test_a_folder_that_cannot_be_written(call, code, folder, heard, monkeypatch)
     assert disk_cache.read(KEY) == RECORD
 
 
-def test_a_write_that_breaks_off_leaves_nothing_behind(folder):
-    pytest.importorskip("resource")
-    script = """
-import resource
-resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))  # a longer file is an OSError in the middle of it
-disk_cache.write({}, {"values": [1] * 10})
-with warnings.catch_warnings(record=True) as heard:
-    warnings.simplefilter("always")
-    disk_cache.write({}, {"values": [2] * 10_000})
-    disk_cache.write({"another": 1}, {"values": [2] * 10_000})
-print(len(heard), heard[0].message)
-"""
-    printed = finish(start(script))
-    assert printed.startswith(f"1 the cache of einops_fast can't write {folder}")
-    assert printed.endswith(os.strerror(errno.EFBIG))
-    assert disk_cache.read({}) == {"values": [1] * 10}
-    assert len(files_in(folder)) == 1
-
-
 def test_an_interrupted_write_leaves_nothing_behind(folder, monkeypatch):
     def interrupt(*arguments):
         raise KeyboardInterrupt
@@ -147,18 +110,6 @@ def test_an_interrupted_write_leaves_nothing_behind(folder, monkeypatch):
         disk_cache.write(KEY, {})
     assert len(files_in(folder)) == 1
     assert disk_cache.read(KEY) == RECORD
-
-
-def test_a_file_that_cannot_be_read(heard, monkeypatch):
-    path = path_of()
-
-    def fail(*arguments, **options):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), arguments[0])
-
-    monkeypatch.setattr(disk_cache, "open", fail, raising=False)
-    assert [disk_cache.read(KEY), disk_cache.read(KEY), list(disk_cache.entries())] == [None, None, []]
-    (warning,) = heard
-    assert f"can't read {path}" in str(warning.message)
 
 
 def test_each_kind_of_trouble_is_told_once(heard, monkeypatch):

@@ -5,7 +5,6 @@ from itertools import permutations
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import pytest
 import torch
 
@@ -33,8 +32,13 @@ def attended(q: Any, k: Any, v: Any) -> Any:
     return attention(PATTERN, q, k, v)
 
 
+def of_numpy(x: Any, y: Any) -> Any:
+    """Reversed, and so many elements that no loops take them."""
+    return torch.from_numpy(fast_einsum("bij,bkj->bik", *[each.detach().numpy()[..., ::-1] for each in (x, y)]))
+
+
 def operands(count: int, length: int, **options: Any) -> list[Any]:
-    shape = (2, length, 8) if count == 2 else (2, 3, length, 8)
+    shape = (2, length, 128) if count == 2 else (2, 3, length, 8)
     return [torch.randn(shape, dtype=torch.float64, **options) for _ in range(count)]
 
 
@@ -50,29 +54,22 @@ def careful_ways() -> Any:
     )
 
 
+def no_look_up(backend: type) -> Any:
+    return mock.patch.object(backend, "signature", side_effect=AssertionError)
+
+
 @pytest.mark.parametrize("gradients", [False, True])
-@pytest.mark.parametrize(("call", "count"), [(product, 2), (attended, 3)])
-def test_many_shapes_are_found(call: Call, count: int, gradients: bool) -> None:
-    every = [operands(count, length, requires_grad=gradients) for length in range(3, 15)]
-    for _ in range(3):
-        for given in every:
-            torch.testing.assert_close(call(*given).detach(), expected(given))
-    with careful_ways(), mock.patch.object(TorchBackend, "signature", side_effect=AssertionError):
-        for given in every:
-            torch.testing.assert_close(call(*given).detach(), expected(given))
-
-
 @pytest.mark.parametrize("shapes", [1, 12])
-@pytest.mark.parametrize(("call", "count"), [(product, 2), (attended, 3)])
-def test_one_tensor_twice_is_found(call: Call, count: int, shapes: int) -> None:
-    every = [operands(count, length) for length in range(3, 3 + shapes)]
+@pytest.mark.parametrize(("call", "count"), [(product, 2), (of_numpy, 2), (attended, 3)])
+def test_many_shapes_and_one_tensor_twice_are_found(call: Call, count: int, shapes: int, gradients: bool) -> None:
+    every = [operands(count, length, requires_grad=gradients) for length in range(3, 3 + shapes)]
     every += [[*given[:-1], given[-2]] for given in every]
     for _ in range(3):
         for given in every:
-            torch.testing.assert_close(call(*given), expected(given))
-    with careful_ways(), mock.patch.object(TorchBackend, "signature", side_effect=AssertionError):
+            torch.testing.assert_close(call(*given).detach(), expected(given))
+    with careful_ways(), no_look_up(TorchBackend), no_look_up(NumpyBackend):
         for given in every:
-            torch.testing.assert_close(call(*given), expected(given))
+            torch.testing.assert_close(call(*given).detach(), expected(given))
 
 
 @pytest.mark.parametrize("shapes", [1, 6])
@@ -84,16 +81,6 @@ def test_more_layouts_than_are_kept(shapes: int) -> None:
                 x = torch.randn(size, size, size).permute(order)
                 torch.testing.assert_close(product(x, x), expected((x, x)))
                 torch.testing.assert_close(product(x, x.clone()), expected((x, x)))
-
-
-def test_numpy_has_many_shapes() -> None:
-    every = [np.random.rand(2, length, 32) for length in range(40, 52)]
-    for _ in range(3):
-        for x, y in every:
-            np.testing.assert_allclose(fast_einsum("ij,kj->ik", x, y), x @ y.T)
-    with mock.patch.object(NumpyBackend, "signature", side_effect=AssertionError):
-        for x, y in every:
-            np.testing.assert_allclose(fast_einsum("ij,kj->ik", x, y), x @ y.T)
 
 
 def test_nested_tensors_after_many_shapes() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,29 +14,6 @@ from einops_fast.runtime import disk_cache, tiers
 from einops_fast.runtime.measuring import CONTRACTIONS
 from einops_fast.runtime.plan_cache import clear_plans
 from einops_fast.runtime.tiers import Problem, Tiers, settle_all
-
-
-class Watch:
-    """Says what the way that ran takes."""
-
-    def __init__(self, problem: Fake) -> None:
-        self._problem = problem
-
-    def start(self) -> None:
-        self._problem.running = None
-
-    def stop(self) -> None:
-        self.name = self._problem.running
-
-    def seconds(self) -> float | None:
-        return self._problem.real[self.name] if self._problem.passed else None
-
-
-class GradientWatch(Watch):
-    """Says what the gradients of the way that ran take."""
-
-    def seconds(self) -> float | None:
-        return self._problem.of_gradients[str(self.name)]
 
 
 class Fake(Problem[str]):
@@ -87,13 +65,16 @@ class Fake(Problem[str]):
     def preferred(self, ways: Iterable[str]) -> Collection[str]:
         return ()
 
-    def stopwatch(self) -> Watch:
-        return Watch(self)
+    def stopwatch(self) -> Any:
+        ran: list[str] = []
+        return SimpleNamespace(
+            start=lambda: None,
+            stop=lambda: ran.append(str(self.running)),
+            seconds=lambda: self.real[ran[-1]] if self.passed else None,
+        )
 
-    def gradients(self, result: Any, operands: Sequence[Any]) -> Watch | None:
-        watch = GradientWatch(self)
-        watch.stop()
-        return watch if self.of_gradients else None
+    def gradients(self, result: Any, operands: Sequence[Any]) -> Any:
+        return SimpleNamespace(seconds=lambda: self.of_gradients[result]) if self.of_gradients else None
 
     def may_measure(self) -> bool:
         return self.measurable
@@ -112,6 +93,16 @@ class Fake(Problem[str]):
         for future in self.ordered.values():
             if not future.done():
                 future.set_result(None)
+
+    def begin(self) -> Fake:
+        """Call it until its ways are compiled, and find that out."""
+        self.calls(4)
+        self.compile_all()
+        return self
+
+    @property
+    def kept(self) -> str | None:
+        return self.found and self.found[0]
 
 
 @pytest.fixture(autouse=True)
@@ -136,8 +127,7 @@ def test_no_call_waits_and_the_fastest_is_kept() -> None:
     assert set(problem.ordered) == {"one", "two"}
     problem.compile_all()
     assert set(problem.calls(60)) == {"library", "one", "two"}
-    assert problem.found is not None
-    assert problem.found[0] == "two"
+    assert problem.kept == "two"
     assert problem.calls(3) == ["two"] * 3
     (entry,) = disk_cache.entries()
     assert entry.record["choice"] == "two"
@@ -145,23 +135,19 @@ def test_no_call_waits_and_the_fastest_is_kept() -> None:
 
 
 def test_ways_that_are_far_behind_are_tried_less() -> None:
-    problem = Fake({"library": 1e-3, "one": 1e-5, "two": 1.1e-5})
-    problem.calls(4)
-    problem.compile_all()
+    problem = Fake({"library": 1e-3, "one": 1e-5, "two": 1.1e-5}).begin()
     problem.calls(4)  # one of them finds what is compiled
     ran = problem.calls(60)
     assert ran.count("library") < ran.count("two") < ran.count("one")
 
 
 def test_kernels_are_compiled_when_calls_have_paid_for_them() -> None:
-    problem = Fake({"library": 2e-5, "one": 1e-5}, saves=tiers.PRICE / 39)
+    """Those of all problems that differ in sizes only."""
+    problem = Fake({"library": 2e-5, "one": 1e-5}, saves=tiers.PRICE / 39, kind="alone")
     problem.calls(36)
     assert not problem.ordered
     problem.calls(4)
     assert set(problem.ordered) == {"one"}
-
-
-def test_problems_that_differ_in_sizes_pay_together() -> None:
     problems = [Fake({"library": 2e-5, "one": 1e-5}, saves=tiers.PRICE / 39) for _ in range(20)]
     others = [Fake({"library": 2e-5, "one": 1e-5}, saves=tiers.PRICE / 39, kind="other") for _ in range(5)]
     for problem in (*problems, *others):
@@ -172,15 +158,10 @@ def test_problems_that_differ_in_sizes_pay_together() -> None:
 
 def test_what_was_chosen_earlier_is_compiled_alone() -> None:
     real = {"library": 3e-5, "one": 2e-5, "two": 1e-5}
-    first = Fake(real)
-    first.calls(4)
-    first.compile_all()
-    first.calls(60)
+    Fake(real).begin().calls(60)
     clear_plans()  # as in another process
-    later = Fake(real)
-    later.calls(4)
+    later = Fake(real).begin()
     assert set(later.ordered) == {"two"}
-    later.compile_all()
     later.calls(5)
     assert later.calls(1) == ["two"]
 
@@ -197,19 +178,14 @@ def test_what_fails_is_left_out() -> None:
 
 
 def test_a_run_that_fails_is_the_library_s() -> None:
-    problem = Fake({"library": 3e-5, "one": 2e-5, "two": 1e-5})
-    problem.calls(4)
-    problem.compile_all()
+    problem = Fake({"library": 3e-5, "one": 2e-5, "two": 1e-5}).begin()
     for _ in range(60):
         assert problem.call("two") != "two"
-    assert problem.found is not None
-    assert problem.found[0] == "one"
+    assert problem.kept == "one"
 
 
 def test_the_device_is_not_waited_for() -> None:
-    problem = Fake({"library": 3e-5, "one": 2e-5})
-    problem.calls(4)
-    problem.compile_all()
+    problem = Fake({"library": 3e-5, "one": 2e-5}).begin()
     problem.passed = False
     ran = problem.calls(40)
     assert ran.count("one") == 1
@@ -229,13 +205,10 @@ def test_the_device_is_not_waited_for() -> None:
 def test_gradients_count_where_they_come(gradients: dict[str, float | None], chosen: str) -> None:
     problem = Fake({"library": 1e-5, "one": 2e-5})
     problem.of_gradients = gradients
-    problem.calls(4)
-    problem.compile_all()
-    problem.calls(4 + 2 * 8 + 2)
-    assert (problem.found is None) == (None in gradients.values())
+    problem.begin().calls(4 + 2 * 8 + 2)
+    assert (problem.kept is None) == (None in gradients.values())
     problem.calls(300)
-    assert problem.found is not None
-    assert problem.found[0] == chosen
+    assert problem.kept == chosen
 
 
 def test_nothing_is_tried_while_a_graph_is_captured() -> None:
@@ -255,20 +228,12 @@ def test_what_cannot_be_settled_goes_on(monkeypatch: pytest.MonkeyPatch) -> None
     assert problem.calls(1) == ["library"]
 
 
-def test_waiting_settles_what_was_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem, other = Fake({"library": 3e-5, "one": 2e-5}), Fake({"library": 3e-5})
-    problem.calls(1)
-    monkeypatch.setattr(Tiers, "compile", lambda self: None)
-    tiers.settle_all()
-    tiers.settle_all()
-    assert (problem.settled, other.settled) == (1, 1)
-
-
-def test_settling_tells_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_settles_what_was_called_and_tells_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Tiers, "compile", lambda self: None)
     problems = [Fake({"library": 3e-5, "one": 2e-5}) for _ in range(2)]
     told: list[tuple[str, int, int]] = []
-    settle_all(lambda *given: told.append(given))
+    for _ in range(2):
+        settle_all(lambda *given: told.append(given))
     assert [problem.settled for problem in problems] == [1, 1]
     assert told == [(what, done, 2) for what in ("compiled", "measured") for done in (1, 2)]
 
@@ -291,48 +256,52 @@ def of_sizes(number: int, any_takes: float) -> list[FakeForAny]:
     return [FakeForAny(real, saves=tiers.PRICE / 200) for _ in range(number)]
 
 
-def test_many_sizes_share_a_kernel_that_some_try() -> None:
-    problems = of_sizes(40, 1.2e-5)
+def shared_by(problems: list[FakeForAny], fails: bool = False) -> list[list[str]]:
+    """Have a kernel for any size compiled, and return what runs further rounds of calls."""
     for _ in range(8):
         for problem in problems:
             assert problem.call() == "library"
-    (future,) = FakeForAny.library_calls.values()
     assert not any(problem.ordered for problem in problems)
-    future.set_result(None)
-    ran = [{problem.call() for problem in problems} for _ in range(20)]
-    assert ran[0] == {"library"}
-    trying = sum(problem.tiers._for_any is not None and problem.tiers._for_any[2].trials for problem in problems[:1])
-    assert trying == 3
-    assert ran[-1] == {"any"}
+    (future,) = FakeForAny.library_calls.values()
+    future.set_exception(RuntimeError("the compiler's")) if fails else future.set_result(None)
+    return [[problem.call() for problem in problems] for _ in range(20)]
 
 
-def test_sizes_leave_a_kernel_that_is_slower() -> None:
-    problems = of_sizes(40, 9e-5)
-    for _ in range(8):
-        for problem in problems:
-            problem.call()
-    FakeForAny.library_calls["any"].set_result(None)
-    ran = [[problem.call() for problem in problems] for _ in range(20)]
-    assert set(ran[-1]) == {"library"}
-    assert sum(each.count("any") for each in ran) <= 3 * 3
-
-
-def test_a_size_that_goes_on_to_come_gets_kernels_of_its_own() -> None:
+def test_many_sizes_share_a_kernel_that_some_try() -> None:
     problems = of_sizes(40, 1.2e-5)
-    for _ in range(8):
-        for problem in problems:
-            problem.call()
-    FakeForAny.library_calls["any"].set_result(None)
-    for _ in range(20):
-        for problem in problems:
-            problem.call()
-    often = problems[-1]
-    assert often.call() == "any"
+    ran = shared_by(problems)
+    assert {*ran[0]} == {"library"}
+    assert problems[0].tiers._for_any is not None
+    assert problems[0].tiers._for_any[2].trials == 3
+    assert {*ran[-1]} == {"any"}
+    often = problems[-1]  # gets kernels of its own
     often.calls(1200)
     assert set(often.ordered) == {"one"}
     often.compile_all()
     assert often.calls(80)[-1] == "one"
     assert problems[0].call() == "any"
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_sizes_leave_a_kernel_that_is_slower_or_fails(fails: bool) -> None:
+    ran = shared_by(of_sizes(40, 9e-5), fails)
+    assert {*ran[-1]} == {"library"}
+    assert sum(each.count("any") for each in ran) <= (0 if fails else 3 * 3)
+
+
+def test_sizes_have_kernels_of_their_own_where_one_for_any_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    problems = of_sizes(40, 1.2e-5)
+    compiled = FakeForAny.compiled
+
+    def fail(self: FakeForAny, name: str) -> Future[Any] | None:
+        if name == "any":
+            raise LookupError(name)
+        return compiled(self, name)
+
+    monkeypatch.setattr(FakeForAny, "compiled", fail)
+    for _ in range(8):
+        assert {problem.call() for problem in problems} == {"library"}
+    assert any(problem.ordered for problem in problems)
 
 
 def test_one_size_alone_needs_no_kernel_for_others() -> None:

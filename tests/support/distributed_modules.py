@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ops_problems import where
+from ranks import has_llama, small_llama
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -61,13 +62,7 @@ class Llama(torch.nn.Module):
 
     def __init__(self, ours: bool = True) -> None:
         super().__init__()
-        import transformers
-
-        config = transformers.LlamaConfig(
-            vocab_size=24, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
-            num_key_value_heads=2, max_position_embeddings=16,
-        )  # fmt: skip
-        self.model = transformers.LlamaForCausalLM(config)
+        self.model = small_llama()
         self.blocks = self.model.model.layers
         if ours:
             assert len(nn.optimize(self.model).replaced) > 10
@@ -106,14 +101,6 @@ def sharded(model: Any, mesh: Any, **options: Any) -> Any:
     for block in model.blocks:
         fully_shard(block, mesh=mesh, **options)
     return fully_shard(model, mesh=mesh, **options)
-
-
-def has_llama() -> bool:
-    try:
-        import transformers
-    except ImportError:
-        return False
-    return int(transformers.__version__.partition(".")[0]) >= 5
 
 
 def main(rank: int, store: str) -> None:

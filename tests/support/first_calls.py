@@ -1,16 +1,52 @@
 """Calls of row operators and of attention on a GPU, and their results."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from einops_fast import attention, autotune, ops
+from einops_fast.backends.gpus import gpu_ceilings
+from einops_fast.backends.torch.ops import begun
 from einops_fast.runtime import tiers
 from einops_fast.runtime.plan_cache import clear_plans
 
-__all__ = ["calls", "decisions", "results"]
+__all__ = ["Ran", "calls", "decisions", "in_a_checkpoint", "on_a_gpu", "results"]
+
+
+def on_a_gpu(monkeypatch: Any, folder: Path) -> Iterator[None]:
+    """Have operators on the CPU begin as on a GPU; nothing is known of any calls."""
+    monkeypatch.setattr(begun, "_INTERPRETED", False)
+    monkeypatch.setattr(begun, "gpu_ceilings", lambda device: gpu_ceilings("H200"))
+    monkeypatch.setenv("EINOPS_FAST_CACHE_DIR", str(folder))
+    clear_plans()
+    with autotune("auto"):
+        yield
+    clear_plans()
+
+
+def in_a_checkpoint(inside: bool = True) -> AbstractContextManager[Any]:
+    """Return a block with the hooks of one, or nothing."""
+    return torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x) if inside else nullcontext()
+
+
+class Ran(list[str]):
+    """The names of the ways that ran, and what says how long the last one took."""
+
+    def way(self, name: str, run: Callable[..., Any] = torch.sin) -> Callable[..., Any]:
+        return lambda *arrays: self.append(name) or run(*arrays)  # type: ignore[func-returns-value]
+
+    def stopwatch(self, seconds: Mapping[str, float]) -> Callable[[], Any]:
+        def new() -> Any:
+            stopped: list[str] = []
+            return SimpleNamespace(
+                start=lambda: None, stop=lambda: stopped.append(self[-1]), seconds=lambda: seconds[stopped[-1]]
+            )
+
+        return new
 
 
 def decisions(owner: type, method: str, monkeypatch: Any, folder: Path) -> Iterator[list[str]]:

@@ -7,13 +7,10 @@ import numpy as np
 import numpy.typing as npt
 from optional_mxnet import mxnet_or_skip
 
-from einops_fast.backends import get_backend
-
 Array = npt.NDArray[Any]
 
 mxnet = mxnet_or_skip()
-autograd, gluon, mnp, npx = mxnet.autograd, mxnet.gluon, mxnet.np, mxnet.npx
-backend: Any = get_backend("mxnet")
+autograd, mnp = mxnet.autograd, mxnet.np
 
 RTOL = {"float16": 5e-3, "float32": 1e-5, "float64": 1e-12, "int32": 0, "int64": 0, "uint8": 0, "bool": 0}
 

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from importlib import import_module
 from typing import Any
@@ -58,6 +58,27 @@ def run_ranks(world: int, store: str, cases: Callable[[], dict[str, Callable[[],
         os._exit(failed > 0)
 
 
+def has_llama() -> bool:
+    """Whether transformers is there, in a version whose modules ours replace; imports it."""
+    try:
+        import transformers
+    except ImportError:
+        return False
+    return int(transformers.__version__.partition(".")[0]) >= 5
+
+
+def small_llama() -> Any:
+    """transformers' own, the same on every rank."""
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=16,
+    )  # fmt: skip
+    return transformers.LlamaForCausalLM(config)
+
+
 def placements(text: str) -> list[Any]:
     """A digit for an axis that is sharded, ``r`` for replicas, ``p`` for sums that are pending; for each dimension."""
     known = {"r": Replicate(), "p": Partial()}
@@ -90,6 +111,48 @@ def same(found: Any, wanted: Any, tolerance: float = 1e-10) -> None:
     if isinstance(found, DTensor):
         found = found.full_tensor()
     torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance)
+
+
+def randoms(shapes: str) -> list[Any]:
+    """Leaves of such shapes, as in ``"8 4, 4 6"``."""
+    return [
+        torch.randn([*map(int, shape.split())], dtype=torch.float64).requires_grad_() for shape in shapes.split(",")
+    ]
+
+
+def agree(
+    mesh: Any, run: Callable[..., Any], values: Sequence[Any], given: str, result: str | None = None,
+    collectives: dict[str, int] | None = None, tolerance: float = 1e-10, reference: Callable[..., Any] | None = None,
+) -> "Traffic":  # fmt: skip
+    """Compare a call of arrays that are placed as is ``given``, and its gradients, with the same of tensors.
+
+    The call is made twice: by what is kept, too. Its results are placed as ``result`` says, if it does, with these
+    ``collectives``; the second call's traffic is returned.
+    """
+    texts = [each.strip() for each in given.split(",")]
+    wanted = (reference or run)(*values)
+    several = wanted if isinstance(wanted, tuple) else (wanted,)
+    weights = [torch.where(each.isfinite(), torch.randn_like(each), 0.0) for each in several]
+    total = sum((each.nan_to_num(0, 0, 0) * weight).sum() for each, weight in zip(several, weights, strict=True))
+    leaves = [each for each in values if each.requires_grad]
+    gradients = torch.autograd.grad(total, leaves)
+    for _ in range(2):
+        arrays = [placed(value, mesh, text) for value, text in zip(values, texts, strict=True)]
+        with Traffic() as traffic:
+            found = run(*arrays)
+        total = torch.zeros((), dtype=torch.float64)
+        for ours, theirs, weight in zip(found if isinstance(found, tuple) else (found,), several, weights, strict=True):
+            assert ours.shape == theirs.shape
+            assert result in (None, spelled(ours)), spelled(ours)
+            same(ours, theirs.detach(), tolerance)
+            total = total + (ours.full_tensor().nan_to_num(0, 0, 0) * weight).sum()
+        assert collectives in (None, traffic.calls), traffic.calls
+        total.backward()
+        wants = [(array, text) for array, text in zip(arrays, texts, strict=True) if array.requires_grad]
+        for (array, text), gradient in zip(wants, gradients, strict=True):
+            assert spelled(array.grad) == text.replace("p", "r")
+            same(array.grad, gradient, tolerance)
+    return traffic
 
 
 class Traffic(torch.utils._python_dispatch.TorchDispatchMode):

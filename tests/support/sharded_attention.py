@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import Traffic, placed, same, spelled
+from ranks import agree, placed, randoms, same, spelled
 
 from einops_fast import OperandError, attention, explain_attention
 
@@ -28,20 +28,15 @@ ON_FOUR: list[Case] = [
     (PLAIN, SHAPES, {}, {"causal": "bottom_right", "return_lse": True}, "1, 1, 1", "1", 0),
     (PLAIN, SHAPES, {}, {}, "r, r, r", "r", 0),
     (PLAIN, "3 6 6 8, 3 6 9 8, 3 6 9 5", {}, {}, "0, 0, 0", "0", 0),
-    (PLAIN, "3 6 6 8, 3 6 9 8, 3 6 9 5", {}, {"causal": True}, "1, 1, 1", "1", 0),
     (PLAIN, SHAPES, {"mask": ("b 1 i j", "0"), "bias": ("h i j", "r")}, {}, "0, 0, 0", "0", 0),
     (PLAIN, SHAPES, {"mask": ("i j", "r"), "bias": ("h i j", "0")}, {}, "1, 1, 1", "1", 0),
     (PLAIN, SHAPES, {"alibi_slopes": ("h", "0"), "sinks": ("h", "0")}, {"causal": True}, "1, 1, 1", "1", 0),
-    (PLAIN, SHAPES, {"alibi_slopes": ("h", "r"), "sinks": ("h", "r")}, {"window": (3, 1)}, "1, 1, 1", "1", 0),
     # Groups of heads.
     (GROUPS, MANY, {}, {"causal": True}, "1, 1, 1", "1", 0),
     (GROUPS, MANY, {}, {"causal": True}, "1, r, r", "1", 0),
     (GROUPS, "2 8 6 8, 2 2 9 8, 2 2 9 5", {}, {}, "1, r, r", "1", 0),
     (GROUPS, "2 8 6 8, 2 2 9 8, 2 2 9 5", {}, {}, "1, 1, 1", "1", 2),
-    (GROUPS, "2 8 6 8, 2 1 9 8, 2 1 9 5", {}, {"causal": True}, "1, r, r", "1", 0),
     (GROUPS, "2 6 6 8, 2 3 9 8, 2 3 9 5", {"bias": ("h i j", "0")}, {}, "1, r, r", "1", 0),
-    (LAST, "2 6 4 8, 2 9 4 8, 2 9 4 5", {}, {"causal": True}, "2, 2, 2", "2", 0),
-    (LAST, "2 6 6 8, 2 9 6 8, 2 9 6 5", {}, {"causal": True}, "2, r, 2", "2", 0),
     (LAST, "2 6 8 8, 2 9 4 8, 2 9 4 5", {"sinks": ("h", "0")}, {"causal": True}, "2, 2, 2", "2", 0),
     # By queries, with all keys.
     (PLAIN, SHAPES, {}, {}, "2, r, r", "2", 0),
@@ -50,8 +45,6 @@ ON_FOUR: list[Case] = [
          "2, r, r", "2", 0)
         for causal in (False, True, "bottom_right") for window in (None, (2, 1), (None, 3))
     ],
-    (PLAIN, "2 3 9 8, 2 3 5 8, 2 3 5 5", {}, {"causal": True}, "2, r, r", "2", 0),
-    (PLAIN, "2 3 9 8, 2 3 5 8, 2 3 5 5", {}, {"causal": "bottom_right"}, "2, r, r", "2", 0),
     (PLAIN, "2 3 9 8, 2 3 5 8, 2 3 5 5", {"mask": ("b i j", "1")}, {"causal": "bottom_right"}, "2, r, r", "2", 0),
     (PLAIN, SHAPES, {"mask": ("j i", "r"), "bias": ("h i j", "1")}, {"window": 2}, "2, r, r", "2", 0),
     (GROUPS, MANY, {"bias": ("h 1 j", "r")}, {"causal": True}, "2, r, r", "2", 0),
@@ -61,7 +54,6 @@ ON_FOUR: list[Case] = [
     (PLAIN, "2 3 16 8, 2 3 16 8, 2 3 16 5", {}, {"causal": True}, "2, r, r", "2", 0),
     (PLAIN, "2 3 8 8, 2 3 11 8, 2 3 11 5", {}, {"causal": True, "return_lse": True}, "2, r, r", "2", 0),
     (GROUPS, "2 6 24 8, 2 2 30 8, 2 2 30 5", {"sinks": ("h", "r")}, {"causal": "bottom_right"}, "2, r, r", "2", 0),
-    (LAST, "2 16 4 8, 2 9 4 8, 2 9 4 5", {}, {"causal": "bottom_right", "return_lse": True}, "1, r, r", "1", 0),
     (PLAIN, "2 3 16 8, 2 3 16 8, 2 3 16 5", {}, {"causal": True}, "2, 2, 2", "2", 2),
     # Otherwise what isn't whole is gathered.
     (PLAIN, SHAPES, {}, {}, "r, 2, 2", "r", 2),
@@ -73,11 +65,9 @@ ON_FOUR: list[Case] = [
 ]  # fmt: skip
 
 ON_TWO_BY_TWO: list[Case] = [
-    (PLAIN, SHAPES, {}, {"causal": True}, "01, 01, 01", "01", 0),
     (GROUPS, MANY, {}, {"causal": True}, "01, 01, 01", "01", 0),
     (GROUPS, MANY, {"mask": ("b 1 i j", "0r")}, {"return_lse": True}, "02, 0r, 0r", "02", 0),
     (GROUPS, "2 6 5 8, 2 2 9 8, 2 2 9 5", {}, {"causal": True}, "12, 1r, 1r", "12", 0),
-    (GROUPS, "2 8 5 8, 2 2 9 8, 2 2 9 5", {}, {"causal": True}, "11, rr, rr", "11", 0),
     (PLAIN, "2 3 9 8, 2 3 11 8, 2 3 11 5", {}, {"causal": True}, "22, rr, rr", "22", 0),
 ]
 
@@ -85,50 +75,31 @@ ON_TWO_BY_TWO: list[Case] = [
 def check(mesh: Any, case: Case) -> None:
     """One call and its gradients."""
     pattern, shapes, further, options, given, result, gathered = case
-    values = [
-        torch.randn([*map(int, shape.split())], dtype=torch.float64).requires_grad_() for shape in shapes.split(",")
-    ]
-    texts = [each.strip() for each in given.split(",")]
-    sizes = {"1": 1}
+    values, names, sizes = randoms(shapes), list[tuple[str, str | None]](), {"1": 1}
     for term, value in zip(pattern.split("->")[0].split(","), values, strict=True):
         sizes |= dict(zip(term.split(), value.shape, strict=True))
-    whole, parts, learnt = dict(options), dict(options), []
     for name, (axes, text) in further.items():
         for axis in axes.split(","):
             value = torch.randn([sizes[each] for each in axis.split()], dtype=torch.float64)
             if name in ("mask", "segment_ids"):
                 value = value > -0.8 if name == "mask" else (value > 0).long()
-            elif name != "alibi_slopes":
-                value.requires_grad_()
-            array = placed(value, mesh, text)
-            named = axis.strip() if "1" not in axis and name not in ("alibi_slopes", "sinks") else None
-            for kept, each in ((whole, value), (parts, array)):
-                each = each if named is None else (named, each)
-                kept[name] = (kept[name], each) if name in kept else each
-            if value.requires_grad:
-                learnt.append((array, text, value))
-    arrays = [placed(value, mesh, text) for value, text in zip(values, texts, strict=True)]
-    wanted, found = attention(pattern, *values, **whole), None
-    with Traffic() as traffic:
-        found = attention(pattern, *arrays, **parts)
-    exchanged = traffic.calls.pop("alltoall_base_", 0)
+            values.append(value.requires_grad_(name in ("bias", "sinks")))
+            given += f", {text}"
+            names.append((name, axis.strip() if "1" not in axis and name not in ("alibi_slopes", "sinks") else None))
+
+    def run(q: Any, k: Any, v: Any, *others: Any) -> Any:
+        arguments: dict[str, Any] = dict(options)
+        for (name, axes), array in zip(names, others, strict=True):
+            each = array if axes is None else (axes, array)
+            arguments[name] = (arguments[name], each) if name in arguments else each
+        return attention(pattern, q, k, v, **arguments)
+
+    calls = agree(mesh, run, values, given, result, tolerance=1e-9).calls
     if result is not None:
+        exchanged = calls.pop("alltoall_base_", 0)
         whole_runs = sizes["i"] % (2 * mesh.size(0)) == 0 and result == str(pattern.split("->")[1].split().index("i"))
         assert bool(exchanged) == (whole_runs and bool(options.get("causal")) and not options.get("window")), exchanged
-        assert traffic.calls == ({GATHER: gathered} if gathered else {}), traffic.calls
-    pairs = list(zip(found, wanted, strict=True)) if isinstance(wanted, tuple) else [(found, wanted)]
-    total = reference = torch.zeros((), dtype=torch.float64)
-    for ours, theirs in pairs:
-        assert result in (None, spelled(ours)), spelled(ours)
-        same(ours, theirs.detach(), 1e-9)
-        seen = torch.where(theirs.isfinite(), torch.randn_like(theirs), 0.0)
-        total = total + (ours.full_tensor().nan_to_num(0, 0, 0) * seen).sum()
-        reference = reference + (theirs.nan_to_num(0, 0, 0) * seen).sum()
-    total.backward()
-    reference.backward()
-    for array, text, value in [*zip(arrays, texts, values, strict=True), *learnt]:
-        assert spelled(array.grad) == text
-        same(array.grad, value.grad, 1e-9)
+        assert calls == ({GATHER: gathered} if gathered else {}), calls
 
 
 def check_any(mesh: Any, seed: int) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import Traffic, placed, same, spelled
+from ranks import agree, placed, randoms, same
 
 from einops_fast import OperandError, ops
 
@@ -49,69 +49,36 @@ ON_FOUR: list[tuple[Call, str, str, str, dict[str, int]]] = [
 ]
 
 
-def check(mesh: Any, run: Call, shapes: str, given: str, result: str, collectives: dict[str, int]) -> None:
-    """One call and its gradients."""
-    values = [
-        torch.randn([*map(int, shape.split())], dtype=torch.float64).requires_grad_() for shape in shapes.split(",")
-    ]
-    texts = [each.strip() for each in given.split(",")]
-    arrays = [placed(value, mesh, text) for value, text in zip(values, texts, strict=True)]
-    with Traffic() as traffic:
-        found = run(*arrays)
-    assert (spelled(found), traffic.calls) == (result, collectives), (spelled(found), traffic.calls)
-    wanted = run(*values)
-    same(found, wanted.detach())
-    weight = torch.randn_like(wanted)
-    (wanted * weight).sum().backward()
-    (found.full_tensor() * weight).sum().backward()
-    for array, text, value in zip(arrays, texts, values, strict=True):
-        assert spelled(array.grad) == text.replace("p", "r")
-        same(array.grad, value.grad)
+def check(mesh: Any, run: Call, shapes: str, given: str, *expected: Any) -> None:
+    agree(mesh, run, randoms(shapes), given, *expected)
 
 
 def check_losses(mesh: Any, rows: int) -> None:
     """Losses of rows that ranks share, some of which don't count, with all options; the gradients of logits."""
-    logits = torch.randn(rows, 5, 7, dtype=torch.float64).requires_grad_()
+    (logits,) = randoms(f"{rows} 5 7")
     target = torch.randint(0, 7, (rows, 5))
     target[torch.rand(rows, 5) < 0.3] = -100
     target[0] = -100  # the first rank has more of them, or no other
-    weight = torch.rand(7, dtype=torch.float64)
-    chances = torch.rand(rows, 5, 7, dtype=torch.float64).softmax(-1)
+    chances, weight = torch.rand(rows, 5, 7, dtype=torch.float64).softmax(-1), torch.rand(7, dtype=torch.float64)
+    smooth = {"z_loss": 0.1, "label_smoothing": 0.1}
     for text, at in (("0", "0"), ("1", "r"), ("r", "0"), ("2", "r")):
-        for reduction in ("mean", "sum", "none"):
-            for options in ({}, {"z_loss": 0.1, "label_smoothing": 0.1}, {"weight": weight}, {"target": chances}):
-                if options and reduction == "none":
-                    continue
-                given = {"dim": -1, "target": target, **options}
-                wanted = ops.cross_entropy(logits, reduction=reduction, **given)
-                (gradient,) = torch.autograd.grad(wanted.sum(), logits)
-                x = placed(logits, mesh, text)
-                tensors = {name: placed(each, mesh, at if name == "target" else "r")
-                           for name, each in given.items() if isinstance(each, torch.Tensor)}  # fmt: skip
-                found = ops.cross_entropy(x, reduction=reduction, **{**given, **tensors})
-                assert reduction == "none" or spelled(found) == "r"
-                same(found, wanted.detach())
-                found.sum().backward()
-                assert spelled(x.grad) == text
-                same(x.grad, gradient)
+        run = partial(ops.cross_entropy, dim=-1, reduction="none")
+        agree(mesh, run, (logits, target), f"{text}, {at}")
+        for reduction in ("mean", "sum"):
+            run = partial(ops.cross_entropy, dim=-1, reduction=reduction)
+            agree(mesh, run, (logits, target), f"{text}, {at}", "r")
+            agree(mesh, partial(run, **smooth), (logits, target), f"{text}, {at}", "r")
+            agree(mesh, run, (logits, target, weight), f"{text}, {at}, r", "r")
+            agree(mesh, run, (logits, chances), f"{text}, {at}", "r")
 
 
 def check_linear_losses(mesh: Any) -> None:
     """The matrix's gradient is whole; a matrix whose classes are sharded is gathered."""
-    values = torch.randn(6, 4).requires_grad_(), torch.randn(8, 4).requires_grad_(), torch.randn(8).requires_grad_()
-    target = torch.tensor([1, -100, 7, 0, 3, 3])
+    x, matrix, bias = randoms("6 4, 8 4, 8")
+    values = x, matrix, torch.tensor([1, -100, 7, 0, 3, 3]), bias
     for reduction in ("mean", "sum", "none"):
-        for given in ("0, r, r", "r, 0, 0", "1, 1, r"):
-            texts = given.split(", ")
-            x, matrix, bias = arrays = [placed(each, mesh, text) for each, text in zip(values, texts, strict=True)]
-            wanted = ops.linear_cross_entropy(values[0], values[1], target, values[2], reduction=reduction)
-            gradients = torch.autograd.grad(wanted.sum(), values)
-            found = ops.linear_cross_entropy(x, matrix, placed(target, mesh, "0"), bias, reduction=reduction)
-            same(found, wanted.detach(), 1e-5)
-            found.sum().backward()
-            for array, text, gradient in zip(arrays, texts, gradients, strict=True):
-                assert spelled(array.grad) == text
-                same(array.grad, gradient, 1e-5)
+        for given in ("0, r, 0, r", "r, 0, 0, 0", "1, 1, 0, r"):
+            agree(mesh, partial(ops.linear_cross_entropy, reduction=reduction), values, given)
 
 
 def check_half(mesh: Any) -> None:
@@ -141,23 +108,15 @@ def check_errors(mesh: Any) -> None:
 
 def check_self_attention(mesh: Any) -> None:
     """The packed projection of a batch that is sharded, and of heads."""
-    x, weight = torch.randn(4, 5, 16).requires_grad_(), torch.randn(48, 16).requires_grad_()
-    wanted = ops.qkv_self_attention(x, 4, weight, is_causal=True)
-    gradients = torch.autograd.grad(wanted.square().sum(), (x, weight))
-    for texts in (("0", "r"), ("r", "0"), ("r", "r")):
-        arrays = [placed(each, mesh, text) for each, text in zip((x, weight), texts, strict=True)]
-        found = ops.qkv_self_attention(arrays[0], 4, arrays[1], is_causal=True)
-        same(found, wanted.detach(), 1e-4)
-        found.square().sum().backward()
-        for array, gradient in zip(arrays, gradients, strict=True):
-            same(array.grad, gradient, 1e-3)
+    for given in ("0, r", "r, 0", "r, r"):
+        agree(mesh, lambda x, w: ops.qkv_self_attention(x, 4, w, is_causal=True), randoms("4 5 16, 48 16"), given)
 
 
 def cases(four: Any, square: Any) -> dict[str, Callable[[], None]]:
     """All, by name."""
     found: dict[str, Callable[[], None]] = {}
-    for at, (run, shapes, given, result, collectives) in enumerate(ON_FOUR):
-        found[f"operator {at} of {shapes} at {given}"] = partial(check, four, run, shapes, given, result, collectives)
+    for at, case in enumerate(ON_FOUR):
+        found[f"operator {at} of {case[1]} at {case[2]}"] = partial(check, four, *case)
     found["layer norm on two dimensions"] = partial(
         check, square, lambda x, w: ops.layer_norm(x, weight=w), "4 6 5, 5", "01, rr", "01", {}
     )

@@ -63,15 +63,9 @@ def test_another_machine_finds_what_was_packed(tmp_path: Path, monkeypatch: pyte
     assert (folder / "kernel.cubin").read_bytes() == b"machine code"
     places = json.loads((folder / "__grp__kernel.json").read_text())["child_paths"]
     assert places == {name: str(folder / name) for name in ("kernel.cubin", "kernel.json")}
+    disk_cache.write(entry.key, {"choice": "mine"})
     assert bundle.bring_in(path) == (0, 0, ())
-
-
-def test_choices_that_are_here_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = made(tmp_path / "bundle.zip")
-    key = {"problem": "ours", "device": "H200", "versions": bundle.sources()}
-    disk_cache.write(key, {"choice": "mine"})
-    assert bundle.bring_in(path).choices == 0
-    assert disk_cache.read(key) == {"choice": "mine"}
+    assert disk_cache.read(entry.key) == {"choice": "mine"}
 
 
 def test_choices_of_other_versions_are_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,43 +77,42 @@ def test_choices_of_other_versions_are_told_of(tmp_path: Path, monkeypatch: pyte
     assert bundle.bring_in(path).unlike == ("driver 535.1, and here it is 550.2",)
 
 
-def test_kernels_alone_are_for_any_model_of_a_capability(tmp_path: Path, gpus: list[GpuProperties]) -> None:
-    path = made(tmp_path / "bundle.zip", device=None)
-    gpus[:] = [H200._replace(name="H100")]
-    assert bundle.bring_in(path)[:2] == (1, 0)
-
-
-def test_where_no_gpu_is_any_may_come(tmp_path: Path, gpus: list[GpuProperties]) -> None:
-    path = made(tmp_path / "bundle.zip")
-    gpus.clear()
-    assert bundle.bring_in(path).kernels == 1
-
-
-@pytest.mark.parametrize("here", [A100, H200._replace(name="H100")])
-def test_another_gpu_is_refused(tmp_path: Path, gpus: list[GpuProperties], here: GpuProperties) -> None:
-    path = made(tmp_path / "bundle.zip")
-    gpus[:] = [here]
-    words = rf"the bundle is for H200 of compute capability 9\.0, and here is {here.name} of {here.capability[0]}\.0"
-    with pytest.raises(EinsumError, match=words):
-        bundle.bring_in(path)
-    gpus.append(H200)
-    assert bundle.bring_in(path).kernels == 1
+H100 = H200._replace(name="H100")
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("device", "here", "brings_in"),
     [
-        ("triton", "the bundle was made with another version of triton: 0, and here it is"),
-        ("kernels", "the bundle was made with another source of the kernels: 0"),
-        ("einops_fast", "the bundle was made with another version of einops_fast: 0"),
+        ("H200", [], True),  # any may come where no GPU is
+        ("H200", [A100, H200], True),
+        ("H200", [A100], False),
+        ("H200", [H100], False),
+        (None, [H100], True),  # kernels alone are for any model of a capability
+        (None, [A100], False),
     ],
 )
-def test_other_sources_are_refused(tmp_path: Path, name: str, words: str) -> None:
+def test_which_gpus_a_bundle_is_for(
+    tmp_path: Path, gpus: list[GpuProperties], device: str | None, here: list[GpuProperties], brings_in: bool
+) -> None:
+    path = made(tmp_path / "bundle.zip", device)
+    gpus[:] = here
+    if brings_in:
+        assert bundle.bring_in(path).kernels == 1
+        return
+    own, theirs = here[0], device or "GPUs"
+    words = rf"the bundle is for {theirs} of compute capability 9\.0, and here is {own.name} of {own.capability[0]}\.0"
+    with pytest.raises(EinsumError, match=words):
+        bundle.bring_in(path)
+
+
+@pytest.mark.parametrize("name", ["triton", "kernels", "einops_fast"])
+def test_other_sources_are_refused(tmp_path: Path, name: str) -> None:
     path = made(tmp_path / "bundle")
     about = json.loads((path / "bundle.json").read_text())
     about["sources"][name] = "0"
     (path / "bundle.json").write_text(json.dumps(about))
-    with pytest.raises(EinsumError, match=words):
+    what = "source of the kernels" if name == "kernels" else f"version of {name}"
+    with pytest.raises(EinsumError, match=f"the bundle was made with another {what}: 0, and here it is"):
         bundle.bring_in(path)
 
 

@@ -43,35 +43,35 @@ def test_the_list_says_what_is_tuned_for_and_why_not(tmp_path: Path, capsys: pyt
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("device", "backend", "interpret", "words"),
     [
-        ([], "there is no NVIDIA GPU here to measure on; --device sm_90, say, compiles for one without measuring"),
-        (["--device", "cuda:1"], "there is no NVIDIA GPU here"),
-        (["--device", "sm_75"], "kernels are compiled for sm_80, sm_86, sm_89, sm_90, sm_100, sm_120, not for 'sm_75'"),
-        (["--device", "sm_90"], "TRITON_INTERPRET is set, and then no kernel is compiled"),
+        ("", "torch", "0", "there is no NVIDIA GPU here to measure on; --device sm_90, say, compiles for one without"),
+        ("cuda:1", "torch", "0", "there is no NVIDIA GPU here"),
+        ("sm_75", "torch", "0", "kernels are compiled for sm_80, sm_86, sm_89, sm_90, sm_100, sm_120, not for 'sm_75'"),
+        ("sm_90", "torch", "1", "TRITON_INTERPRET is set, and then no kernel is compiled"),
+        (
+            "sm_90",
+            "mxnet",
+            "0",
+            "none of the 1 calls can be tuned for: its arrays are of mxnet, and only torch's calls",
+        ),
     ],
 )
 def test_what_cannot_be_done_is_one_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: Any, words: str
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    backend: str,
+    interpret: str,
+    words: str,
 ) -> None:
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    path = written(tmp_path / "calls.csv", SOFTMAX)
-    assert main(["tune", str(path), *arguments]) == 2
+    monkeypatch.setenv("TRITON_INTERPRET", interpret)
+    path = written(tmp_path / "calls.csv", SOFTMAX._replace(backend=backend))
+    assert main(["tune", str(path), "--device", device]) == 2
     told = capsys.readouterr()
     assert words in told.err
     assert (told.out, told.err.count("\n")) == ("", 1)
-
-
-def test_calls_of_which_none_can_be_tuned_for(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TRITON_INTERPRET", "0")
-    path = written(tmp_path / "calls.csv", SOFTMAX._replace(backend="mxnet"))
-    assert main(["tune", str(path), "--device", "sm_90"]) == 2
-    assert (
-        "none of the 1 calls can be tuned for: its arrays are of mxnet, and only torch's calls are made again (1)"
-        in capsys.readouterr().err
-    )
 
 
 def test_every_generation_has_a_gpu_that_stands_for_it() -> None:
@@ -131,28 +131,20 @@ def test_kernels_are_compiled_packed_and_found_elsewhere(tmp_path: Path, monkeyp
 def test_a_call_is_left_out_if_none_of_its_ways_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
     from einops_fast.tune import absent
 
-    futures = {name: Future[None]() for name in ("fine", "wide", "wider")}
-    for name, future in futures.items():
-        if name == "fine":
-            future.set_result(None)
-        else:
-            future.set_exception(RuntimeError(f"{name}\nat length"))
+    def compiled(launches: Any) -> Future[None]:
+        future, name = Future[None](), launches[0].source[1]
+        future.set_result(None) if name == "fine" else future.set_exception(RuntimeError(f"{name}\nat length"))
+        return future
+
     ways = {"both": ["fine", "wide"], "none": ["wide", "wider"], "same": ["fine"]}
     listed = lambda call: [[SimpleNamespace(source=(call.what, name))] for name in ways[call.what]]  # noqa: E731
     monkeypatch.setattr(absent, "launches_of", listed)
-    monkeypatch.setattr(absent, "compile_elsewhere", lambda launches: _copy(futures[launches[0].source[1]]))
+    monkeypatch.setattr(absent, "compile_elsewhere", compiled)
     monkeypatch.setattr(absent.background, "take_all_processors", lambda: None)
     calls = [operator_call(what, [layout(3)]) for what in ways]
     ((call, why),) = absent.tune_absent(calls, absent_gpu("sm_90"), lambda *told: None)
     assert call == calls[1]
     assert why in ("RuntimeError: wide", "RuntimeError: wider")  # whichever was first
-
-
-def _copy(future: Future[None]) -> Future[None]:
-    made = Future[None]()
-    error = future.exception()
-    made.set_result(None) if error is None else made.set_exception(error)
-    return made
 
 
 LISTED = """

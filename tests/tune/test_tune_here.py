@@ -9,10 +9,10 @@ import torch
 
 pytest.importorskip("triton")
 
+from first_calls import Ran, on_a_gpu
 from recorded_calls import attention_call, einsum_call, layout, operator_call, written
 
-from einops_fast import autotune, ops
-from einops_fast.backends.gpus import gpu_ceilings
+from einops_fast import ops
 from einops_fast.backends.torch import beginning
 from einops_fast.backends.torch.ops import begun
 from einops_fast.cli import main
@@ -21,18 +21,15 @@ from einops_fast.runtime.plan_cache import clear_plans
 
 
 @pytest.fixture(autouse=True)
-def empty_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    monkeypatch.setenv("EINOPS_FAST_CACHE_DIR", str(tmp_path / "choices"))
-    clear_plans()
-    yield
-    clear_plans()
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    yield from on_a_gpu(monkeypatch, tmp_path / "choices")
 
 
 @pytest.mark.parametrize("faster", ["library", "kernels"])
 @pytest.mark.parametrize("by_host", [False, True])
 def test_operators_are_compared_with_the_library(monkeypatch: pytest.MonkeyPatch, faster: str, by_host: bool) -> None:
     """With their gradients, by what the caller waits for; what is chosen is written where calls look for it."""
-    ran: list[str] = []
+    ran = Ran()
 
     class Clock:
         def __init__(self, memory: Any, device: int) -> None:
@@ -46,16 +43,10 @@ def test_operators_are_compared_with_the_library(monkeypatch: pytest.MonkeyPatch
             run()
             return 3e-5 if ran[-1] == faster and by_host else 6e-5 if by_host else 1e-6
 
-    def way(name: str) -> Any:
-        return lambda x: ran.append(name) or x.sin()
-
-    monkeypatch.setattr(begun, "_INTERPRETED", False)
-    monkeypatch.setattr(begun, "gpu_ceilings", lambda device: gpu_ceilings("H200"))
     monkeypatch.setattr(begun, "DeviceClock", Clock)
     monkeypatch.setattr(beginning, "sample_like", lambda meta, device: torch.ones(meta.shape, requires_grad=True))
-    with autotune("auto"):
-        begun.begun(begun.Calls("softmax", way("library"), way("kernels"), (torch.ones(4, 8),), 1, 1.0))
-    (problem,) = [each.problem for each in beginning._beginnings.values()]
+    begun.begun(begun.Calls("softmax", ran.way("library"), ran.way("kernels"), (torch.ones(4, 8),), 1, 1.0))
+    (problem,) = [each.problem for each in beginning._tiers.values()]
     assert problem.settle().name == faster
     (entry,) = disk_cache.entries()
     assert entry.key == problem.key()
@@ -84,7 +75,6 @@ def test_a_recorded_run_is_tuned_for(tmp_path: Path, capsys: pytest.CaptureFixtu
     clear_plans()
     given = torch.randn(4096, 1024, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     scale = torch.ones(1024, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-    with autotune("auto"):
-        ops.layer_norm(given, weight=scale, bias=scale)
-    (problem,) = [each.problem for each in beginning._beginnings.values()]
+    ops.layer_norm(given, weight=scale, bias=scale)
+    (problem,) = [each.problem for each in beginning._tiers.values()]
     assert disk_cache.read(problem.key()) is not None

@@ -5,7 +5,6 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from recorded_calls import attention_call, einsum_call, layout, operator_call, written
@@ -28,7 +27,10 @@ def test_no_table_is_one_error(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "calls.csv"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(EinsumError, match=r"the table of calls can't be read|there are no calls in .*record some with"):
+    with pytest.raises(
+        EinsumError,
+        match=r"the table of calls can't be read|is no table of metrics|there are no calls in .*record some with",
+    ):
         read_calls(path)
 
 
@@ -113,10 +115,3 @@ def test_calls_that_fail_are_left_out(tmp_path: Path, monkeypatch: pytest.Monkey
     assert [call for call, _ in failed] == [calls[1], calls[4]]
     assert failed[0][1] == "EinsumError: there is no operator 'dance' of torch's tensors"
     assert told == [*[("called", at, 5) for at in range(1, 6)], ("settled", True, True)]
-
-
-def test_only_numbers_are_needed_to_read(tmp_path: Path) -> None:
-    with metrics.record(tmp_path, ["calls"]):
-        ops.softmax(np.ones((3, 4)))
-    (call,) = read_calls(tmp_path)
-    assert (call.what, call.backend) == ("softmax", "numpy")

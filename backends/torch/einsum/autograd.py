@@ -30,8 +30,6 @@ from einops_fast.runtime.autocast import autocasts
 from einops_fast.runtime.precision import allowed
 from einops_fast.runtime.tuning import current_mode
 
-__all__ = ["differentiable", "gradient_equation", "product_order", "spread"]
-
 
 def differentiable(plan: Plan, run: Run, backend: Backend) -> Run:
     """The plan, compiled as ``run`` without regard to gradients, as a callable that autograd can follow."""

@@ -15,8 +15,6 @@ import torch
 
 from einops_fast.backends.torch.einsum.lines import sum_by_lines
 
-__all__ = ["sum_in_blocks"]
-
 _SHORT = 8
 """Products in a sum up to which each is added to the result."""
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from string import ascii_letters
 from typing import Any
 
 import torch
 
 from einops_fast.backends.base import Run
+from einops_fast.backends.gpus import gpu_ceilings
 from einops_fast.backends.torch.backend import TorchBackend
+from einops_fast.backends.torch.memory import TorchMemory
+from einops_fast.backends.triton.contraction.candidates import kernel_candidates
 from einops_fast.backends.triton.contraction.library import LibraryCalls
-from einops_fast.planning.steps import Fused, Gemm
-
-__all__ = ["TurningSingles", "has_single", "other_libraries"]
+from einops_fast.planning.steps import Fused, Gemm, Loop
 
 
 def other_libraries(step: Fused) -> list[LibraryCalls]:
@@ -20,9 +23,6 @@ def other_libraries(step: Fused) -> list[LibraryCalls]:
     if has_single(step) and step.any_order:
         found.append(LibraryCalls("library the other way round", TurningSingles().library(step), in_order=False))
     if any(isinstance(each, Gemm) and (each.left.moves or each.right.moves) for each in step.library):
-        # Imported here because it needs Triton.
-        from einops_fast.backends.torch.einsum.copies import CopyingByKernel
-
         found.append(LibraryCalls("library on copies by a kernel", CopyingByKernel().library(step), compiles_late=True))
     return found
 
@@ -49,8 +49,36 @@ class TurningSingles(TorchBackend):
         left = self._matrices(step.left, step.transpose_left)
         right = self._matrices(step.right, step.transpose_right)
         shape = step.shape
+        return lambda a, b: torch.mm(right(b).mT, left(a).mT).mT.view(shape)
 
-        def run(a: Any, b: Any) -> Any:
-            return torch.mm(right(b).mT, left(a).mT).mT.view(shape)
 
-        return run
+class CopyingByKernel(TorchBackend):
+    """Emits the calls of :class:`TorchBackend`, with the copies of their operands made by a kernel of our own.
+
+    A copy into another axis order takes torch several times as long as its bytes do. Only for tensors on a GPU that no
+    transform looks at.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._copies: dict[Hashable, Run] = {}
+
+    def contiguous(self, array: Any) -> Any:
+        if array.is_contiguous():
+            return array
+        key = array.shape, array.stride(), array.dtype
+        copy = self._copies.get(key)
+        if copy is None:
+            copy = self._copies[key] = _copy_of(array)
+        return copy(array)
+
+
+def _copy_of(array: Any) -> Run:
+    """What copies arrays like this one into C order."""
+    memory = TorchMemory()
+    shape, strides, device = tuple(array.shape), array.stride(), memory.device(array)
+    labels = ascii_letters[: len(shape)]
+    loops = tuple(Loop(label, size, (by,), True) for label, size, by in zip(labels, shape, strides, strict=True))
+    step = Fused((0,), labels, shape, loops, False, ())
+    ways = kernel_candidates(step, memory.dtype(array), gpu_ceilings(memory.device_name(device)))
+    return ways[0].run(memory, device)

@@ -17,8 +17,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["sum_by_lines"]
-
 _WIDTHS = {torch.float32: 16, torch.float64: 24}
 """Extent of a piece: whole lines of 64 bytes, and as many elements as kernels of products make at a time.
 
@@ -38,16 +36,8 @@ Strides = tuple[int, ...]
 def sum_by_lines(a: Any, b: Any, summed: int) -> Any | None:
     """Return the product of two tensors, summed over its last ``summed`` axes.
 
-    Returns:
-        The sums; ``None`` unless both have all axes, in float32 or float64, and lie along different axes, of which at
-        least one is summed, in large enough pieces.
-
-    Example:
-        >>> import torch
-        >>> from einops_fast.backends.torch.einsum.lines import sum_by_lines
-        >>> a, b = torch.ones(200, 300), torch.ones(300, 200)
-        >>> sum_by_lines(a, b.T, 2), sum_by_lines(a, a, 2)
-        (tensor(60000.), None)
+    ``None`` unless both have all axes, in float32 or float64, and lie along different axes, of which at least one is
+    summed, in large enough pieces.
     """
     shape, width = tuple(a.shape), _WIDTHS.get(a.dtype)
     if width is None or shape != tuple(b.shape):
@@ -55,22 +45,18 @@ def sum_by_lines(a: Any, b: Any, summed: int) -> Any | None:
     pieces = _pieces(shape, a.stride(), b.stride(), len(shape) - summed, width)
     if pieces is None:
         return None
-    start_a, start_b = a.storage_offset(), b.storage_offset()
     diagonals = []
     for stack in pieces.stacks:
-        left = a.as_strided(stack.shapes[0], stack.strides[0], start_a + stack.offsets[0])
-        right = b.as_strided(stack.shapes[1], stack.strides[1], start_b + stack.offsets[1])
+        left, right = (
+            each.as_strided(sizes, strides, each.storage_offset() + offset)
+            for each, (sizes, strides, offset) in zip((a, b), stack, strict=True)
+        )
         diagonals.append(torch.bmm(left, right).diagonal(0, 1, 2))
     return pieces.gathered(diagonals)
 
 
-@dataclass(frozen=True)
-class _Stack:
-    """Where the operands of one batched product lie."""
-
-    shapes: tuple[tuple[int, int, int], tuple[int, int, int]]
-    strides: tuple[Strides, Strides]
-    offsets: tuple[int, int]
+_Stack = tuple[tuple[Strides, Strides, int], tuple[Strides, Strides, int]]
+"""Where either operand of a batched product lies: shape, strides, offset."""
 
 
 @dataclass(frozen=True)
@@ -97,11 +83,7 @@ class _Pieces:
     def gathered(self, diagonals: list[Any]) -> Any:
         """Return the result, of the diagonals of all products."""
         sizes = [axis.size for axis in self.axes]
-        if self.by_line:
-            sums = torch.cat(diagonals, -1) if len(diagonals) > 1 else diagonals[0]
-        else:
-            flat = [each.reshape(-1) for each in diagonals]
-            sums = torch.cat(flat) if len(flat) > 1 else flat[0]
+        sums = torch.cat(diagonals if self.by_line else [each.reshape(-1) for each in diagonals], -1)
         if not self.shape:
             return sums.sum()
         sums = sums.reshape(sizes)
@@ -149,9 +131,9 @@ def _by_place(lines: _Axis, along: _Axis, others: Sequence[_Axis], width: int) -
 
 
 def _stack(count: int, rows: int, by: tuple[int, int], lines: _Axis, along: _Axis, offsets: tuple[int, int]) -> _Stack:
-    left = by[0], lines.strides[0], along.strides[0]
-    right = by[1], along.strides[1], lines.strides[1]
-    return _Stack(((count, rows, along.size), (count, along.size, rows)), (left, right), offsets)
+    left = (count, rows, along.size), (by[0], lines.strides[0], along.strides[0]), offsets[0]
+    right = (count, along.size, rows), (by[1], along.strides[1], lines.strides[1]), offsets[1]
+    return left, right
 
 
 def _merged(shape: Strides, left: Strides, right: Strides, kept: int) -> list[_Axis]:

@@ -12,8 +12,6 @@ from einops_fast.backends.torch.autocast import torch_path
 from einops_fast.planning.cost import is_integer
 from einops_fast.planning.plan import Plan
 
-__all__ = ["einsum_alone", "einsum_of", "gives_c_order", "pair_einsum"]
-
 pair_einsum: Callable[..., Any] = getattr(torch._VF, "einsum", torch.einsum)
 """torch.einsum without what it does for subclasses and for three operands."""
 

@@ -28,8 +28,6 @@ from einops_fast.planning.notation import Subscripts, bind_sizes, parse
 from einops_fast.runtime.autocast import autocasts
 from einops_fast.runtime.precision import allowed
 
-__all__ = ["einsum", "in_product_order"]
-
 _NAME = "einops_fast::einsum"
 
 torch.library.define(
@@ -44,10 +42,10 @@ einsum: Any = torch.ops.einops_fast.einsum.default
 
 
 @torch.library.impl(_NAME, "CompositeExplicitAutograd")
-def _compute(operands: Sequence[Any], equation: str, optimize: str, autotune: str | None, precision: str | None) -> Any:
+def _compute(operands: Sequence[Any], *others: Any) -> Any:
     if autocasts(operands[0]):
-        return outside_autocast(operands[0].device.type, _contract, operands, equation, optimize, autotune, precision)
-    return _contract(operands, equation, optimize, autotune, precision)
+        return outside_autocast(operands[0].device.type, _contract, operands, *others)
+    return _contract(operands, *others)
 
 
 def _contract(operands: Sequence[Any], equation: str, optimize: str, autotune: Any, precision: Any) -> Any:
@@ -72,7 +70,7 @@ formulas["einsum"] = _flops
 
 
 @torch.library.register_fake(_NAME)  # type: ignore[untyped-decorator]
-def _shape(operands: Sequence[Any], equation: str, optimize: str, autotune: str | None, precision: str | None) -> Any:
+def _shape(operands: Sequence[Any], equation: str, *options: Any) -> Any:
     subscripts, sizes = _read(equation, operands)
     return operands[0].new_empty([sizes[label] for label in subscripts.output])
 
@@ -106,13 +104,7 @@ torch.library.register_autograd(_NAME, _backward, setup_context=_setup)
 
 @torch.library.register_vmap(_NAME)  # type: ignore[untyped-decorator]
 def _batch(
-    info: Any,
-    in_dims: tuple[Any, ...],
-    operands: Sequence[Any],
-    equation: str,
-    optimize: str,
-    autotune: str | None,
-    precision: str | None,
+    info: Any, in_dims: tuple[Any, ...], operands: Sequence[Any], equation: str, *options: Any
 ) -> tuple[Any, int]:
     """A batch of contractions is one, with one more axis in those operands that are batches."""
     inputs, _, output = equation.partition("->")
@@ -124,7 +116,7 @@ def _batch(
         for term, at in zip(inputs.split(","), in_dims[0], strict=True)
     ]
     equation, order = in_product_order(f"{','.join(terms)}->{label}{output}")
-    return einsum(list(operands), equation, optimize, autotune, precision).permute(order), 0
+    return einsum(list(operands), equation, *options).permute(order), 0
 
 
 @torch.library.impl(_NAME, "Batched")

@@ -15,8 +15,6 @@ from einops_fast.errors import EinsumError
 if TYPE_CHECKING:
     from einops_fast.limited import Pieces
 
-__all__ = ["recorded_in_pieces"]
-
 
 def recorded_in_pieces(pieces: Pieces) -> Run:
     """Return what contracts operands in pieces, recorded by autograd as one node that keeps the operands alone."""

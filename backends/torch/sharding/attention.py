@@ -13,10 +13,8 @@ from einops_fast.attention.options import Request
 from einops_fast.attention.pattern import Pattern, checked_sequence, letters_of, read_pattern, spelled
 from einops_fast.backends.torch.sharding.balance import balanced
 from einops_fast.backends.torch.sharding.local import locally, share
-from einops_fast.backends.torch.sharding.placing import ANY, Placing, place
+from einops_fast.backends.torch.sharding.placing import ANY, Placing, place, sizes_of
 from einops_fast.errors import OperandError
-
-__all__ = ["attend_sharded"]
 
 _PLACES_COUNT = "alibi_slopes", "cu_seqlens_q", "cache_seqlens"
 """Arrays that say something about positions in the whole sequence, which a share of the queries doesn't begin with."""
@@ -35,9 +33,7 @@ def attend_sharded(request: Request, arrays: dict[str, Any]) -> Any:
     q, k, v = (arrays[name] for name in "qkv")
     sequence, paged = checked_sequence(request.sequence), "block_table" in arrays
     pattern = read_pattern(request.pattern, (q.ndim, k.ndim, v.ndim), sequence, hints, paged)
-    sizes: dict[str, int] = {}
-    for term, array in ((pattern.q, q), (pattern.k, k), (pattern.v, v)):
-        sizes.update({label: size for label, size in zip(term, array.shape, strict=True) if sizes.get(label, 1) == 1})
+    sizes = sizes_of((pattern.q, pattern.k, pattern.v), (q.shape, k.shape, v.shape))
     terms = [_term(pattern, name, array.ndim, patterns.get(name)) for name, array in arrays.items()]
     placing = _place(request, pattern, arrays, terms, sizes)
 

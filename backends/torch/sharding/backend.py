@@ -19,8 +19,6 @@ from einops_fast.errors import OperandError
 from einops_fast.explanation import scaled
 from einops_fast.planning.notation import Subscripts, bind_sizes
 
-__all__ = ["ShardedBackend"]
-
 
 class ShardedBackend(TorchBackend):
     """DTensors: what is decided here is where the parts are; plans are made for those of a rank."""

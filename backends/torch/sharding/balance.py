@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch.distributed.nn.functional import all_to_all_single
 
-__all__ = ["balanced"]
-
 
 def balanced(
     attend: Callable[[Any, int], tuple[Any, ...]], query: Any, axis: int, axes: tuple[int, ...], mesh: Any, dim: int

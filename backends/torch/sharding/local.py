@@ -11,9 +11,6 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from einops_fast.backends.torch.sharding.placing import Placing
 
-__all__ = ["locally", "reshaped", "share"]
-
-
 _PLAIN = (Partial, Replicate, Shard)
 
 

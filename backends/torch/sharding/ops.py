@@ -15,11 +15,9 @@ from einops_fast.backends.torch.operator import result_dtype
 from einops_fast.backends.torch.ops.cross_entropy import RowLoss
 from einops_fast.backends.torch.ops.fused import FUNCTIONS as OF_PARTS
 from einops_fast.backends.torch.sharding.local import locally, share
-from einops_fast.backends.torch.sharding.placing import ANY, Placing, place
+from einops_fast.backends.torch.sharding.placing import ANY, Placing, place, sizes_of
 from einops_fast.ops.dispatch import computed
 from einops_fast.runtime.tiers import Run
-
-__all__ = ["FUNCTIONS"]
 
 _RESULT = "Z"
 """The label of the features that a linear layer makes."""
@@ -140,9 +138,7 @@ def _shared(
     """
     given = [each for each in zip(arrays, terms, names.split(), strict=True) if each[0] is not None]
     there, terms, called = zip(*given, strict=True)
-    sizes: dict[str, int] = {}
-    for array, term in zip(there, terms, strict=True):
-        sizes.update({label: size for label, size in zip(term, array.shape, strict=True) if sizes.get(label, 1) == 1})
+    sizes = sizes_of(terms, [array.shape for array in there])
     placing = place(there, terms, outputs[0], sizes.keys() - {ANY, *whole}, called)
     asked = options(placing) if callable(options) else options
 

@@ -11,8 +11,6 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 from einops_fast.errors import OperandError
 
-__all__ = ["ANY", "Placing", "place"]
-
 ANY = " "
 """Stands in a term for an axis that has no label: it is whole on each rank."""
 
@@ -73,11 +71,7 @@ def place(
                 "distribute one of them over the other's mesh first"
             )
     shapes = [array.shape for array in arrays] if shapes is None else shapes
-    sizes: dict[str, int] = {}
-    for term, shape in zip(terms, shapes, strict=True):
-        for label, size in zip(term, shape, strict=True):
-            if sizes.get(label, 1) == 1:
-                sizes[label] = size
+    sizes = sizes_of(terms, shapes)
     axes = [
         {
             label: at
@@ -123,6 +117,14 @@ def place(
         for own in zip(*targets, strict=True)
     ]
     return Placing(mesh, tuple(chosen), tuple(zip(*targets, strict=True)), tuple(map(tuple, gradients)), tuple(sent))
+
+
+def sizes_of(terms: Sequence[str], shapes: Sequence[Sequence[int]]) -> dict[str, int]:
+    """Return the size of each label, where an axis of size 1 may stand for a longer one."""
+    sizes: dict[str, int] = {}
+    for term, shape in zip(terms, shapes, strict=True):
+        sizes.update({label: size for label, size in zip(term, shape, strict=True) if sizes.get(label, 1) == 1})
+    return sizes
 
 
 def _is_sum(placement: Any) -> bool:

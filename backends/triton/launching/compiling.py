@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from threading import Lock, RLock
 from typing import Any, NamedTuple
@@ -155,10 +155,19 @@ def _compile(function: Any, given: Signature, options: tuple[tuple[str, Any], ..
     written_in = GluonASTSource if function.is_gluon() else ASTSource
     hints = {path: [["tt.divisibility", ALIGNMENT]] for path in given.aligned}
     source = written_in(function, dict(given.types), dict(given.constants), hints)
-    with compiling():
-        compiled = triton.compile(source, target=driver.active.get_current_target(), options=dict(options))
+    target = driver.active.get_current_target()
+    with compiling(), _assembling(target.backend):
+        compiled = triton.compile(source, target=target, options=dict(options))
     _ = compiled.run  # loads it on the device, which may fail
     return compiled
+
+
+def _assembling(backend: str) -> AbstractContextManager[None]:
+    if backend != "cuda":
+        return nullcontext()
+    from einops_fast.backends.triton.launching.assembler import one_assembler  # of Triton's code for NVIDIA
+
+    return one_assembler()
 
 
 _KEY = "-untangled-unpromised"

@@ -3,19 +3,12 @@
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
-from mxnet_equations import EQUATIONS, RTOL, check, gradients, numbers, shapes_of
-from optional_mxnet import mxnet_or_skip
+from mxnet_equations import EQUATIONS, RTOL, autograd, check, gradients, mnp, mxnet, numbers, shapes_of
 
 from einops_fast import OperandError, fast_einsum
 from einops_fast.backends import get_backend
-
-Array = npt.NDArray[Any]
-
-mxnet = mxnet_or_skip()
-autograd, gluon, mnp, npx = mxnet.autograd, mxnet.gluon, mxnet.np, mxnet.npx
-backend: Any = get_backend("mxnet")
+from einops_fast.planning.steps import Arrange
 
 # ---- values
 
@@ -41,6 +34,52 @@ def test_floats_never_take_the_native_loops(equation: str, monkeypatch: pytest.M
     monkeypatch.setattr("einops_fast.backends.mxnet.backend.native_einsum", refuse)
     monkeypatch.setattr("einops_fast.backends.mxnet.ops.native_einsum", refuse)
     fast_einsum(equation, *(mnp.ones(shape) for shape in shapes_of(equation)))
+
+
+OF_SHAPES: list[tuple[Any, ...]] = [
+    ("ijk->i", (30, 20, 40)),
+    ("ijk->k", (30, 20, 40)),
+    ("ijk->j", (30, 20, 40)),
+    ("ij->", (100, 200)),
+    ("abcdefgh->bdfh", (3, 2) * 4),
+    ("abcdefgh->bdfh", (4, 3) * 4),
+    ("ij->i", (2, 0)),
+    ("ij->ji", (2, 3)),
+    ("iji->ij", (3, 2, 3)),
+    ("iii->i", (3, 3, 3)),
+    ("ij,ij->ij", (2, 3), (2, 3)),
+    ("ij,->ij", (2, 3), ()),
+    ("ij,j->ij", (0, 3), (3,)),
+    ("ijk,ik->ijk", (2, 3, 4), (2, 4)),
+    ("i,j->ji", (3,), (4,)),
+    ("ace,bdf->abcdef", (2, 2, 2), (2, 2, 2)),
+    ("abcdefgh,h->abcdefgh", (2,) * 8, (2,)),
+    ("ij,ji->i", (2, 3), (3, 2)),
+    ("bij,bj->bi", (2, 3, 4), (2, 4)),
+    ("ij,jk->ik", (2, 3), (3, 4)),
+    ("ji,kj->ik", (3, 2), (4, 3)),
+    ("ij,jk->ik", (2, 0), (0, 4)),
+]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("case", OF_SHAPES, ids=str)
+def test_sums_and_products_of_small_and_large_arrays(case: Any, dtype: str) -> None:
+    """Their results share no memory with the operands."""
+    equation, *shapes = case
+    values = [numbers(*shape, seed=at).astype(dtype) for at, shape in enumerate(shapes)]
+    operands = [mnp.array(value, dtype=dtype) for value in values]
+    got = fast_einsum(equation, *operands)
+    check(got, np.asarray(np.einsum(equation, *values)), dtype)
+    got[()] = 0
+    for operand, value in zip(operands, values, strict=True):
+        np.testing.assert_array_equal(operand.asnumpy(), value)
+
+
+def test_reshape_shares_memory() -> None:
+    a = mnp.zeros((2, 3))
+    get_backend("mxnet").arrange(Arrange(None, (3, 2)))(a)[...] = 1
+    assert a.asnumpy().sum() == 6
 
 
 def test_float16_is_added_up_in_float32() -> None:

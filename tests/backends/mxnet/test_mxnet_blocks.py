@@ -5,19 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
-from mxnet_equations import EQUATIONS, check, gradients, numbers, shapes_of
-from optional_mxnet import mxnet_or_skip
+from mxnet_equations import EQUATIONS, Array, autograd, check, gradients, mnp, mxnet, numbers, shapes_of
 
 from einops_fast import OperandError, ShapeError, attention, fast_einsum, patched, scaled_dot_product_attention
-from einops_fast.backends import get_backend
 
-Array = npt.NDArray[Any]
-
-mxnet = mxnet_or_skip()
-autograd, gluon, mnp, npx = mxnet.autograd, mxnet.gluon, mxnet.np, mxnet.npx
-backend: Any = get_backend("mxnet")
+gluon, npx = mxnet.gluon, mxnet.npx
 
 
 class Block(gluon.HybridBlock):

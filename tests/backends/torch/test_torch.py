@@ -4,9 +4,8 @@ Derivatives are in `test_torch_autograd`, compilation in `test_torch_compile`. T
 on a GPU take a ``device``; `pytest -m gpu` runs those on CUDA.
 """
 
-import itertools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -70,43 +69,6 @@ def test_other_results_can_be_written_to(
 
 
 # ---- modes
-
-
-@pytest.mark.parametrize("equation", EQUATIONS)
-@pytest.mark.parametrize("dtypes", [["float32"], ["float32", "bfloat16"]])
-def test_autocast_chooses_the_dtype(equation: str, dtypes: Sequence[str], device: str) -> None:
-    operands = [
-        operand.to(getattr(torch, dtype))
-        for operand, dtype in zip(tensors(equation, device), itertools.cycle(dtypes), strict=False)
-    ]
-    if len(dtypes) == 1:
-        fast_einsum(equation, *operands)  # a plan of this call would give another dtype
-    # torch converts what products of elements give, and not what they are of; sums may cancel out.
-    tolerance = {"rtol": 2e-2, "atol": 2e-2} if len(operands) > 2 else {}
-    with torch.autocast(device, dtype=torch.bfloat16):
-        same(fast_einsum(equation, *operands), torch.einsum(equation, *operands), **tolerance)
-    if len(dtypes) == 1:
-        same(fast_einsum(equation, *operands), torch.einsum(equation, *operands))
-
-
-@pytest.mark.parametrize(
-    ("equation", "shapes", "dtypes"),
-    [
-        ("ij,jk->ik", [(3, 1), (1, 4)], ["float32", "float32"]),
-        ("ij,jk->ik", [(3, 1), (5, 4)], ["float32", "float32"]),
-        ("ij,jk->ik", [(3, 5), (5, 4)], ["float64", "float64"]),
-        ("ij,jk->ik", [(3, 5), (5, 4)], ["float16", "float32"]),
-        ("ij,ij->ij", [(3, 5), (3, 5)], ["float32", "float32"]),
-    ],
-)
-def test_autocast_converts_what_bmm_gets(
-    equation: str, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[str], device: str
-) -> None:
-    operands = [
-        torch.randn(shape, device=device).to(getattr(torch, dtype)) for shape, dtype in zip(shapes, dtypes, strict=True)
-    ]
-    with torch.autocast(device, dtype=torch.bfloat16):
-        same(fast_einsum(equation, *operands), torch.einsum(equation, *operands))
 
 
 def test_autocast_of_another_device_makes_a_plan_of_its_own() -> None:
@@ -219,11 +181,6 @@ def test_fake_tensors() -> None:
             got, wanted = fast_einsum("bij,bjk->ibk", *given), torch.einsum("bij,bjk->ibk", *given)
             assert type(got) is type(wanted) is FakeTensor
             assert (got.shape, got.dtype) == (wanted.shape, wanted.dtype)
-
-
-def test_result_of_parameters_is_a_plain_tensor() -> None:
-    parameters = [torch.nn.Parameter(operand) for operand in tensors("ij,jk->ik")]
-    same(fast_einsum("ij,jk->ik", *parameters), torch.einsum("ij,jk->ik", *parameters))
 
 
 # ---- dtype=, casting=, out=, order=

@@ -1,8 +1,7 @@
 """Row operators and attention from their first call on: right whatever runs, and by kernels in the end."""
 
 import time
-from collections.abc import Iterator
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from first_calls import calls, decisions, results
+from first_calls import Ran, calls, decisions, in_a_checkpoint, on_a_gpu, results
 from python_process import run_python
 
 from einops_fast import autotune, ops, wait_for_kernels
@@ -19,11 +18,11 @@ from einops_fast.attention.attend import plan_of
 from einops_fast.attention.choice import Undecided
 from einops_fast.attention.options import Options, Request
 from einops_fast.attention.registry import Implementation
-from einops_fast.backends.gpus import gpu_ceilings
+from einops_fast.backends.clock import EventStopwatch
 from einops_fast.backends.torch import beginning
 from einops_fast.backends.torch.attention import beginning as attention_beginning
 from einops_fast.backends.torch.attention.beginning import first_calls
-from einops_fast.backends.torch.beginning import Beginning, _nodes, meta_like
+from einops_fast.backends.torch.beginning import _gradient_watch, _nodes, meta_like
 from einops_fast.backends.torch.ops import begun
 from einops_fast.runtime import tiers
 from einops_fast.runtime.plan_cache import clear_plans
@@ -49,21 +48,14 @@ def test_gradients_are_timed_from_the_result_to_the_operands() -> None:
 def test_the_first_gradients_alone_are_timed(monkeypatch: pytest.MonkeyPatch, kept: bool) -> None:
     events: list[str] = []
 
-    class Watch:
-        def start(self) -> None:
-            events.append("start")
+    def event(name: str) -> Any:
+        return SimpleNamespace(record=lambda: events.append(name))
 
-        def stop(self) -> None:
-            events.append("stop")
-
-        def seconds(self) -> float:
-            return 1.0
-
-    monkeypatch.setattr(beginning._MEMORY, "stopwatch", Watch)
+    watch = EventStopwatch(event("start"), event("stop"), lambda stop: True, lambda start, stop: 1e3)
+    monkeypatch.setattr(beginning._MEMORY, "stopwatch", lambda: watch)
     x = torch.ones(8, requires_grad=True)
     result = (x * 2).exp() if kept else x.exp()
-    watch = beginning._GradientWatch.of((result, None), [x])
-    assert watch is not None
+    assert _gradient_watch((result, None), [x]) is watch
     assert watch.seconds() is None
     for _ in range(2):
         result.sum().backward(retain_graph=True)
@@ -71,93 +63,66 @@ def test_the_first_gradients_alone_are_timed(monkeypatch: pytest.MonkeyPatch, ke
     assert watch.seconds() == 1.0
 
 
+@pytest.fixture
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.setattr(beginning.CallProblem, "is_loaded", lambda problem, way: True)
+    yield from on_a_gpu(monkeypatch, tmp_path)
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
 def test_a_checkpoint_is_decided_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its second run of a call saves what the first one has, though kernels come between the two."""
-    monkeypatch.setattr(begun, "_INTERPRETED", False)
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: bool(deterministic))
     deterministic: list[bool] = []
-    monkeypatch.setattr(begun, "gpu_ceilings", lambda device: gpu_ceilings("H200"))
-    monkeypatch.setattr(beginning.CallProblem, "is_loaded", lambda problem, way: True)
-    ran: list[str] = []
+    ran = Ran()
 
     def call(x: Any, hooks: bool) -> str:
-        ran.clear()
-        ways = [lambda x, name=name: ran.append(name) for name in ("library", "kernels")]
-        with torch.autograd.graph.saved_tensors_hooks(lambda each: each, lambda each: each) if hooks else nullcontext():
-            begun.begun(begun.Calls("softmax", *ways, (x,), 1, 1.0))(x)
-        return ran[0]
+        with in_a_checkpoint(hooks):
+            begun.begun(begun.Calls("softmax", ran.way("library"), ran.way("kernels"), (x,), 1, 1.0))(x)
+        return ran[-1]
 
-    clear_plans()
     x, other = (torch.ones(4, size, requires_grad=True) for size in (8, 9))
-    with autotune("auto"):
-        assert [call(x, False), call(x, True)] == ["library", "library"]
-        call(other, False)
-        for each in beginning._beginnings.values():
-            each.decide(each.problem.named("kernels"))
-        assert [call(x, False), call(x, True), call(x.detach(), True)] == ["kernels", "library", "library"]
-        assert [call(other, True), call(other, False), call(other, True)] == ["kernels"] * 3
-        deterministic.append(True)
-        third = torch.ones(4, 10, requires_grad=True)
-        assert [call(third, hooks) for hooks in (False, True)] == ["kernels"] * 2
-    clear_plans()
+    assert [call(x, False), call(x, True)] == ["library", "library"]
+    call(other, False)
+    for each in beginning._tiers.values():
+        each.decide(each.problem.named("kernels"))
+    assert [call(x, False), call(x, True), call(x.detach(), True)] == ["kernels", "library", "library"]
+    assert [call(other, True), call(other, False), call(other, True)] == ["kernels"] * 3
+    deterministic.append(True)
+    third = torch.ones(4, 10, requires_grad=True)
+    assert [call(third, hooks) for hooks in (False, True)] == ["kernels"] * 2
 
 
-def test_a_library_s_results_lie_as_those_of_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_a_library_s_results_lie_as_those_of_kernels() -> None:
     """Code that views them must not find another order when kernels come."""
-    monkeypatch.setattr(begun, "_INTERPRETED", False)
-    monkeypatch.setattr(begun, "gpu_ceilings", lambda device: gpu_ceilings("H200"))
-    clear_plans()
     x = torch.randn(4, 3, 8).transpose(0, 1).requires_grad_()
-
-    with autotune("auto"):
-        run = begun.begun(begun.Calls("softmax", lambda x: torch.softmax(x, 2).contiguous(), torch.sin, (x,), 2, 1.0))
-        result = run(x)
+    run = begun.begun(begun.Calls("softmax", lambda x: torch.softmax(x, 2).contiguous(), torch.sin, (x,), 2, 1.0))
+    result = run(x)
     assert result.stride() == x.stride()
     torch.testing.assert_close(result, torch.softmax(x, 2))
     seed = torch.randn(3, 4, 8)
     torch.testing.assert_close(torch.autograd.grad(result, x, seed), torch.autograd.grad(torch.softmax(x, 2), x, seed))
-    clear_plans()
 
 
+@pytest.mark.usefixtures("as_on_a_gpu")
 @pytest.mark.parametrize("gradients", [False, True])
-def test_calls_find_out_which_way_is_faster(monkeypatch: pytest.MonkeyPatch, gradients: bool, tmp_path: Path) -> None:
+def test_calls_find_out_which_way_is_faster(monkeypatch: pytest.MonkeyPatch, gradients: bool) -> None:
     """They take turns, and the ones after them go one way; gradients count, too."""
-    time_of = {"library": 2.0, "kernels": 1.0}
-    ran: list[str] = []
-
-    class Watch:
-        def start(self) -> None:
-            self._way = ran[-1] if ran else ""
-
-        def stop(self) -> None:
-            self._way = ran[-1]
-
-        def seconds(self) -> float:
-            return time_of[self._way]
-
-    def way(name: str) -> Any:
-        return lambda x: ran.append(name) or x.sin()
-
-    monkeypatch.setenv("EINOPS_FAST_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(begun, "_INTERPRETED", False)
-    monkeypatch.setattr(begun, "gpu_ceilings", lambda device: gpu_ceilings("H200"))
-    monkeypatch.setattr(beginning._MEMORY, "stopwatch", Watch)
+    ran = Ran()
+    monkeypatch.setattr(beginning._MEMORY, "stopwatch", ran.stopwatch({"library": 2.0, "kernels": 1.0}))
     monkeypatch.setattr(beginning.CallProblem, "compiled", lambda problem, name: None)
-    monkeypatch.setattr(beginning.CallProblem, "is_loaded", lambda problem, way: True)
     monkeypatch.setattr(tiers, "PRICE", 0.0)
-    clear_plans()
     x = torch.ones(4, 8, requires_grad=gradients)
-    with autotune("auto"):
-        for _ in range(200):
-            result = begun.begun(begun.Calls("softmax", way("library"), way("kernels"), (x,), 1, 1.0))(x)
-            torch.testing.assert_close(result, x.sin())
-            if gradients:
-                torch.testing.assert_close(torch.autograd.grad(result.sum(), x)[0], x.cos())
-            time.sleep(0.001)  # another thread prepares
+    for _ in range(200):
+        result = begun.begun(begun.Calls("softmax", ran.way("library"), ran.way("kernels"), (x,), 1, 1.0))(x)
+        torch.testing.assert_close(result, x.sin())
+        if gradients:
+            torch.testing.assert_close(torch.autograd.grad(result.sum(), x)[0], x.cos())
+        time.sleep(0.001)  # another thread prepares
     assert ran[0] == "library"
     assert 10 < ran.count("library") < 190
     assert ran[-10:] == ["kernels"] * 10
-    clear_plans()
 
 
 class Named(Implementation):
@@ -174,75 +139,60 @@ class Named(Implementation):
         return (inputs.q * 2).mT.contiguous().mT, None
 
 
+def attention_calls(q: Any, *chosen: Any, ways: Sequence[Implementation], predicted: Any) -> Any:
+    """Return what computes calls of attention as on a GPU."""
+    plan = plan_of(Request("b i d, b j d, b j e -> b i e", None, Options()), {"q": q, "k": q, "v": q}, "torch")
+    plan = replace(plan, spec=replace(plan.spec, device="cuda:0"))
+    return first_calls(plan, Undecided(ways, predicted, {"problem": "attention"}, "kind", *chosen), (q, q, q))
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
 @pytest.mark.parametrize("known", [False, True])
-def test_attention_in_a_checkpoint_is_decided_for_once(monkeypatch: pytest.MonkeyPatch, known: bool) -> None:
+def test_attention_in_a_checkpoint_is_decided_for_once(known: bool) -> None:
     """By what is known and loaded at its first call, if anything is."""
-    monkeypatch.setattr(beginning.CallProblem, "is_loaded", lambda problem, way: True)
     ran: list[str] = []
     library, ours = Named("library", False, ran), Named("ours", True, ran)
     q = torch.ones(2, 3, 4, requires_grad=True)
-    request = Request("b i d, b j d, b j e -> b i e", None, Options())
-    plan = plan_of(request, {"q": q, "k": q, "v": q}, "torch")
-    plan = replace(plan, spec=replace(plan.spec, device="cuda:0"))
     predicted = {"library": 2.0, "ours": 1.0}
-    undecided = Undecided([library, ours], predicted, {"problem": "attention"}, "kind", ours if known else None)
-    clear_plans()
-    call = first_calls(plan, undecided, (q, q, q))
+    call = attention_calls(q, ours if known else None, ways=[library, ours], predicted=predicted)
 
     def runs(hooks: bool) -> str:
         ran.clear()
-        with torch.autograd.graph.saved_tensors_hooks(lambda each: each, lambda each: each) if hooks else nullcontext():
+        with in_a_checkpoint(hooks):
             assert call(q, q, q).is_contiguous() == (ran[0] == "library")
         return ran[0]
 
     first = "ours" if known else "library"
     assert [runs(True), runs(False)] == [first, first]
-    call._beginning.decide(ours)
+    call._tiers.decide(ours)
     assert [runs(False), runs(True), runs(False)] == ["ours", first, "ours"]
-    clear_plans()
 
 
+@pytest.mark.usefixtures("as_on_a_gpu")
 @pytest.mark.parametrize("compiles", [False, True])
 def test_attention_may_be_settled_on_what_no_call_begins_with(monkeypatch: pytest.MonkeyPatch, compiles: bool) -> None:
     """A library that takes long to begin isn't tried by calls as they come."""
     ran: list[str] = []
     library, late = Named("library", False, ran), Named("late", compiles, ran)
     q = torch.ones(2, 3, 4)
-    plan = plan_of(Request("b i d, b j d, b j e -> b i e", None, Options()), {"q": q, "k": q, "v": q}, "torch")
-    plan = replace(plan, spec=replace(plan.spec, device="cuda:0"))
-    undecided = Undecided([library], {"library": 1.0}, {"problem": "attention"}, "kind")
     monkeypatch.setattr(beginning, "sample_like", lambda meta, device: torch.ones(meta.shape))
     monkeypatch.setattr(attention_beginning, "choose", lambda *given: SimpleNamespace(implementation=late))
-    clear_plans()
-    call = first_calls(plan, undecided, (q, q, q))
-    call._beginning._tiers.settle()
+    call = attention_calls(q, ways=[library], predicted={"library": 1.0})
+    call._tiers.settle()
     ran.clear()
     call(q, q, q)
     assert {*ran} == {"late"}
-    clear_plans()
 
 
 @pytest.fixture
 def decided(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[str]]:
     """The names of the ways that were decided for; kernels pay at once, and nothing is known of any."""
-    yield from decisions(Beginning, "decide", monkeypatch, tmp_path)
+    yield from decisions(tiers.Tiers, "decide", monkeypatch, tmp_path)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(
-    "name",
-    [
-        "layer_norm",
-        "rms_norm",
-        "sum_norm",
-        "softmax",
-        "columns",
-        "bias_gelu",
-        "cross_entropy",
-        "attention",
-        "inference",
-    ],
-)
+@pytest.mark.parametrize("name", ["layer_norm", "rms_norm", "sum_norm", "softmax", "columns", "bias_gelu",
+                                  "cross_entropy", "attention", "inference"])  # fmt: skip
 def test_every_call_is_right_and_a_way_is_decided_for(name: str, decided: list[str]) -> None:
     run, operands = calls()[name]
     with autotune("never"):
@@ -278,7 +228,6 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from einops_fast import autotune
-from einops_fast.backends.torch.beginning import Beginning
 from einops_fast.runtime import tiers
 
 sys.path.insert(0, sys.argv[1])
@@ -288,7 +237,7 @@ tiers.PRICE = 0.0
 every = calls()
 for name in ("layer_norm", "softmax", "bias_gelu", "attention"):
     decided = []
-    Beginning.decide = lambda self, way, run=None: (decided.append(way), setattr(self, "decided", way))
+    tiers.Tiers.decide = lambda self, way, run=None: (decided.append(way), setattr(self, "decided", way))
     run, operands = every[name]
     end, done = time.monotonic() + 40, False
     while not done and time.monotonic() < end:

@@ -206,7 +206,7 @@ def test_values(name: str) -> None:
     [((50_000, 45_000), (1, 0)), ((1500, 1201, 1300), (2, 0, 1)), ((1500, 1201, 1300), (1, 0, 2))],
 )
 def test_permuted_copies(shape: tuple[int, ...], axes: tuple[int, ...], dtype: str) -> None:
-    from einops_fast.backends.torch.einsum.copies import CopyingByKernel
+    from einops_fast.backends.torch.einsum.libraries import CopyingByKernel
 
     if DEVICE == "cpu":
         shape = tuple(size // (50 if len(shape) > 2 else 500) for size in shape)

@@ -24,7 +24,7 @@ from einops_fast.backends.triton.contraction.pointers.kernel import ContractionT
 from einops_fast.backends.triton.contraction.problems import ChainProblem, Contraction, Reduction, layouts, problem
 from einops_fast.backends.triton.contraction.ways import Candidate, CopyCandidate, KernelCandidate
 from einops_fast.planning.layout import contiguous_strides
-from einops_fast.planning.steps import Arrange, Fused, Loop
+from einops_fast.planning.steps import Fused, Loop
 
 # The interpreter takes milliseconds for each program.
 MOST = 4 if DEVICE == "cuda" else 2
@@ -163,7 +163,7 @@ def test_precision_of_float32_is_what_was_asked_for(precision: str) -> None:
 
 
 def test_copies_for_the_library_are_right() -> None:
-    from einops_fast.backends.torch.einsum.copies import CopyingByKernel
+    from einops_fast.backends.torch.einsum.libraries import CopyingByKernel
 
     copying = CopyingByKernel()
     for order in permutations(range(3)):
@@ -172,17 +172,6 @@ def test_copies_for_the_library_are_right() -> None:
             copy = copying.contiguous(each)
             assert copy.is_contiguous()
             assert torch.equal(copy, each)
-
-
-def test_a_copied_matrix_needs_no_transposing() -> None:
-    """Where an operand of float32 is copied anyway, the library gets it as it multiplies fastest."""
-    from einops_fast.backends.torch.einsum.copies import CopyingByKernel
-
-    array = randn(3, 9, 20, dtype="float32")
-    for how in (Arrange((1, 0, 2), (9, 60), "a reason"), Arrange((0, 1, 2), None, "a reason")):
-        plain, turned = (CopyingByKernel()._matrices(how, transpose)(array) for transpose in (False, True))
-        assert turned.is_contiguous()
-        assert torch.equal(turned, plain.mT)
 
 
 @pytest.mark.parametrize(
