@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -11,17 +11,14 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from fused_steps import INTEGERS, KERNEL_DTYPES, ON, fused_step
+from fused_steps import ON, fused_step
 from gluon_on_cpu import boxes_on_cpu
-from kernel_tensors import DEVICE
+from kernel_tensors import DEVICE, decided, randoms
 
-from einops_fast.backends.torch import backend as torch_backend
 from einops_fast.backends.triton.contraction import candidates
-from einops_fast.backends.triton.contraction import choice as choice_module
 from einops_fast.backends.triton.contraction.boxes.tiles import BoxTiling
 from einops_fast.backends.triton.contraction.candidates import kernel_candidates
 from einops_fast.backends.triton.contraction.chain.kernel import ChainTiling
-from einops_fast.backends.triton.contraction.choice import StepProblem
 from einops_fast.backends.triton.contraction.loops.kernel import ReductionTiling
 from einops_fast.backends.triton.contraction.pointers.kernel import ContractionTiling
 from einops_fast.backends.triton.contraction.threads.tiles import FmaTiling
@@ -29,7 +26,6 @@ from einops_fast.backends.triton.contraction.ways import Candidate, CopyCandidat
 from einops_fast.backends.triton.launching.launch import copies_boxes
 from einops_fast.backends.triton.launching.measuring import works
 from einops_fast.planning.cost import is_integer
-from einops_fast.runtime.plan_cache import clear_plans
 
 Shapes = tuple[tuple[int, ...], ...]
 
@@ -68,7 +64,7 @@ class Family:
 
     def operands(self, large: bool = False, device: str = DEVICE) -> list[Any]:
         """Random numbers; the same ones in every run."""
-        return [numbers(*shape, dtype=self.dtype, seed=at, device=device) for at, shape in enumerate(self.sizes(large))]
+        return randoms(self.sizes(large), self.dtype, device)
 
     def meant(self, way: Candidate) -> bool:
         """Whether a candidate is one of the family."""
@@ -213,18 +209,6 @@ FAMILIES: dict[str, Family] = {
 }  # fmt: skip
 
 
-def numbers(*shape: int, dtype: str, seed: int = 0, device: str = DEVICE) -> Any:
-    """Normal numbers, or whole ones over the whole range of the dtype. Small arrays are the same on every device."""
-    if device == "meta":
-        return torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
-    if is_integer(dtype):
-        limits = np.iinfo(dtype)
-        values = np.random.default_rng(seed).integers(limits.min, limits.max, shape, dtype=dtype, endpoint=True)
-        return torch.from_numpy(values).to(device)
-    values = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-    return values.to(device, getattr(torch, dtype))
-
-
 def error_of(result: Any, equation: str, operands: Sequence[Any]) -> float:
     """The largest error of an element, against it and what a sum of such terms usually is; of integers 0 or 1.
 
@@ -276,31 +260,18 @@ def everywhere() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def picking(meant: Callable[[Candidate], bool] | None = None, on: Any = ON) -> Iterator[list[str]]:
+def picking(meant: Callable[[Candidate], bool] | None = None, on: Any = ON) -> Any:
     """Every step that can be is run by the best of these kernels, or by any of the first ones; gives their names."""
     chance = random.Random(0)
-    ran: list[str] = []
 
-    def choose(self: StepProblem, arrays: Sequence[Any]) -> Candidate:
-        found = kernel_candidates(self.step, self.memory.dtype(arrays[0]), on, self.precision)
+    def pick(found: Sequence[Any]) -> Any:
         if meant is None:
-            way = chance.choice(found[:20])
-        else:
-            way = next((way for way in found if meant(way) and _compiles(way)), None)
+            return chance.choice(found[:20])
+        way = next((way for way in found if meant(way) and _compiles(way)), None)
         assert way is not None, [each.name for each in found]
-        ran.append(way.name)
         return way
 
-    with ExitStack() as stack:
-        stack.enter_context(mock.patch.object(StepProblem, "decide", choose))
-        stack.enter_context(mock.patch.object(choice_module, "_small", return_value=False))
-        stack.enter_context(
-            mock.patch.object(torch_backend, "kernel_dtypes", return_value=frozenset((*KERNEL_DTYPES, *INTEGERS)))
-        )
-        clear_plans()
-        stack.callback(clear_plans)
-        yield ran
+    return decided(pick, on)
 
 
 def parametrized(*names: str) -> Any:

@@ -18,8 +18,8 @@ from gluon_stand_ins import Descriptor, Pointer, executed, stand_ins, tensor
 
 from einops_fast.backends.triton.attention.hopper import call as hopper_call
 from einops_fast.backends.triton.contraction import candidates
-from einops_fast.backends.triton.contraction.launch import BoxKernel
 from einops_fast.backends.triton.contraction.threads import kernel as fma_contraction
+from einops_fast.backends.triton.contraction.ways import BoxKernel
 from einops_fast.backends.triton.launching.kernel_call import DeclaredCall, KernelCall
 from einops_fast.backends.triton.rows import cluster_tilings
 

@@ -73,6 +73,23 @@ LOOPS = [
     ("i->", (2500,)),
 ]
 
+FACTORED = [
+    ("bi,oij,bj->bo", (21, 6), (5, 6, 17), (21, 17)),
+    ("bj,oij,bi->ob", (21, 17), (5, 6, 17), (21, 6)),
+    ("abk,kc,ak->cab", (3, 7, 18), (18, 9), (3, 18)),
+    ("nbi,nj,nijo->nbo", (2, 20, 3), (2, 17), (2, 3, 17, 6)),
+]
+
+CHAINS = [
+    ("ai,ij,jb->ab", (37, 9), (9, 17), (17, 70)),
+    ("ai,ij,jk,kb->ab", (37, 9), (9, 20), (20, 5), (5, 35)),
+    ("jk,kb,ai,ij->ba", (17, 5), (5, 20), (37, 9), (9, 17)),
+    ("nai,ij,nbj->anb", (3, 20, 9), (9, 17), (3, 40, 17)),
+    ("caif,nij,njdb->nabcdf", (3, 5, 9, 2), (2, 9, 17), (2, 17, 4, 5)),
+    ("axy,yxz,bz->ba", (33, 3, 4), (4, 3, 7), (21, 7)),
+    ("ai,ij,jk,kl,lb->ab", (20, 5), (5, 6), (6, 7), (7, 3), (3, 33)),
+]
+
 
 def sliced(array: Any) -> Any:
     wide = array.new_full([2 * size + 1 for size in array.shape], float("nan"))

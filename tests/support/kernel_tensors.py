@@ -1,14 +1,15 @@
 """What kernels are tested with: where they run, random tensors, and memory that holds what no right result does."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
+from fused_steps import ON
 
-from einops_fast.backends.gpus import gpu_ceilings
 from einops_fast.backends.torch import backend as torch_backend
 from einops_fast.backends.torch.ceilings import KERNEL_DTYPES
 from einops_fast.backends.torch.memory import TorchMemory, new_here
@@ -48,20 +49,30 @@ class Poisoned(TorchMemory):
 MEMORY = Poisoned()
 
 
-def randn(*shape: int, dtype: str = "float32", seed: int = 0) -> Any:
+def randn(*shape: int, dtype: str = "float32", seed: int = 0, device: str = DEVICE) -> Any:
+    """Normal numbers, or whole ones over the whole range of the dtype. Small arrays are the same on every device."""
     kind = getattr(torch, dtype)
+    if device == "meta":
+        return torch.empty(shape, dtype=kind, device="meta")
+    if is_integer(dtype):
+        limits = np.iinfo(dtype)
+        values = np.random.default_rng(seed).integers(limits.min, limits.max, shape, dtype=dtype, endpoint=True)
+        return torch.from_numpy(values).to(device)
     wide = torch.complex128 if kind.is_complex else torch.float64
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=wide).to(DEVICE, kind)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=wide).to(device, kind)
+
+
+def randoms(shapes: Iterable[tuple[int, ...]], dtype: str = "float32", device: str = DEVICE) -> list[Any]:
+    return [randn(*shape, dtype=dtype, seed=at, device=device) for at, shape in enumerate(shapes)]
 
 
 @contextmanager
-def decided(which: Callable[[Sequence[Any]], Any]) -> Iterator[list[str]]:
+def decided(which: Callable[[Sequence[Any]], Any], on: Any = ON) -> Iterator[list[str]]:
     """Every step that can be is run by a kernel, ``which`` of those that might be tried; the names of these."""
     ran: list[str] = []
 
     def decide(self: Any, arrays: Sequence[Any]) -> Any:
-        dtype = self.memory.dtype(arrays[0])
-        way = which(kernel_candidates(self.step, dtype, gpu_ceilings("H200"), self.precision))
+        way = which(kernel_candidates(self.step, self.memory.dtype(arrays[0]), on, self.precision))
         ran.append(way.name)
         return way
 
@@ -71,5 +82,7 @@ def decided(which: Callable[[Sequence[Any]], Any]) -> Iterator[list[str]]:
         mock.patch.object(choice, "_small", return_value=False),
         mock.patch.object(torch_backend, "kernel_dtypes", return_value=KERNEL_DTYPES),
     ):
-        yield ran
-    clear_plans()
+        try:
+            yield ran
+        finally:
+            clear_plans()

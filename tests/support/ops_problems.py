@@ -30,9 +30,9 @@ def launched(names: list[str]) -> Any:
 
     call = KernelCall.__call__
 
-    def recorded(self: KernelCall, *arguments: Any) -> None:
+    def recorded(self: KernelCall, *arguments: Any) -> bool:
         names.append(self.function.fn.__name__)
-        call(self, *arguments)
+        return call(self, *arguments)
 
     return mock.patch.object(KernelCall, "__call__", recorded)
 

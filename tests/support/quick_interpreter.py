@@ -1,7 +1,6 @@
 """Triton's interpreter, without what takes most of its time and changes nothing."""
 
 import functools
-import inspect
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -13,50 +12,15 @@ def hurry() -> None:
     """Have the interpreter do the same in a third of the time."""
     from triton.runtime.interpreter import interpreter_builder
 
-    _remember_builtins()
     _remember_dtypes()
     _remember_shapes()
     _unwrap_quickly()
     _know_types_of_tuples_later()
     _replace_once()
     _combine_at_once()
-    _check_sizes_at_once()
     # Without the option to debug, whether integers overflow is computed and then ignored; for a GPU, it isn't computed.
     if not interpreter_builder.options.debug:
         interpreter_builder.options = replace(interpreter_builder.options, sanitize_overflow=False)
-
-
-def _remember_builtins() -> None:
-    """Look once for what is replaced in ``triton.language``: what only a compiler can call. It doesn't change."""
-    from triton.language import core
-    from triton.runtime import interpreter
-
-    @functools.cache
-    def names(module: Any) -> list[str]:
-        return [name for name, member in inspect.getmembers(module) if core.is_builtin(member)]
-
-    def patch(module: Any, builder: Any, scope: Any) -> None:
-        for name in names(module):
-            member = getattr(module, name)
-            if core.is_builtin(member):
-                put(module, name, member, scope)
-
-    # Of which the same function makes all, that only makes sure that there is a ``_semantic``.
-    checking = core.load.__code__
-
-    def put(module: Any, name: str, member: Any, scope: Any) -> None:
-        called = member.__wrapped__ if getattr(member, "__code__", None) is checking else member
-
-        def member_of_interpreter(*args: Any, **kwargs: Any) -> Any:
-            kwargs["_semantic"] = interpreter.interpreter_semantic
-            return called(*args, **kwargs)
-
-        scope.set_attr(module, name, member_of_interpreter)
-
-    # The first search is now, before anything is replaced.
-    for module in (core, core.tensor, core.tensor_descriptor_base):
-        names(module)
-    interpreter._patch_builtin = patch
 
 
 def _remember_dtypes() -> None:
@@ -238,25 +202,3 @@ def _combine_at_once() -> None:
     TritonSemantic.broadcast_impl_value = broadcast_at_once
     TritonSemantic.binary_op_type_checking_impl = combine_at_once
     TritonSemantic.cast = cast_at_once
-
-
-def _check_sizes_at_once() -> None:
-    """See at once that an element is as large as its dtype."""
-    from triton.language import core
-    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
-
-    check, combine = TensorHandle.__post_init__, InterpreterBuilder.binary_op
-
-    def fits(data: Any, dtype: Any) -> bool:
-        return type(dtype) is core.dtype and data.itemsize * 8 <= dtype.primitive_bitwidth
-
-    def check_at_once(self: Any) -> None:
-        if not fits(self.data, self.dtype):
-            check(self)
-
-    def combine_at_once(self: Any, lhs: Any, rhs: Any, op: Any) -> Any:
-        found = op(lhs.data, rhs.data)
-        return TensorHandle(found, lhs.dtype) if fits(found, lhs.dtype) else combine(self, lhs, rhs, op)
-
-    TensorHandle.__post_init__ = check_at_once
-    InterpreterBuilder.binary_op = combine_at_once

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from einops_fast.backends.triton.contraction.boxes import tilings as box_tilings
 from einops_fast.backends.triton.contraction.chain import tilings as chain_tilings
@@ -28,7 +29,6 @@ from einops_fast.backends.triton.contraction.problems import (
 from einops_fast.backends.triton.contraction.threads import tilings as thread_tilings
 from einops_fast.backends.triton.contraction.ways import (
     ANY_SIZE,
-    ORDER,
     BoxCandidate,
     CopyCandidate,
     KernelCandidate,
@@ -68,27 +68,11 @@ of any for a small problem; and in the mode ``'always'``."""
 
 _seconds = attrgetter("seconds")
 
-_KERNELS: dict[type, tuple[str, Any]] = {
-    ChainProblem: ("chain", chain_tilings),
-    Contraction: ("contraction ", pointer_tilings),
-    Reduction: ("reduction", loop_tilings),
-}
-"""How names begin of the kernels that can run any problem of a kind, and the module that lists their tilings."""
+_TILINGS: dict[type, Any] = {ChainProblem: chain_tilings, Contraction: pointer_tilings, Reduction: loop_tilings}
+"""The module that lists tilings of the kernel that can run any problem of a kind."""
 
 
 AnyCandidate = TypeVar("AnyCandidate", bound=Candidate)
-
-
-class _Family(NamedTuple):
-    """Ways of one kind, which are looked for when they are asked for.
-
-    Their names start with ``begins``, their results have the order of this number, or any if it is ``None``;
-    ``found`` takes a name, and returns the ways of that name and maybe others, or all for an empty one.
-    """
-
-    begins: str
-    order: int | None
-    found: Callable[[str], Sequence[Candidate]]
 
 
 def kernel_candidates(step: Fused, dtype: str, on: Ceilings, precision: str = "ieee") -> list[Candidate]:
@@ -96,64 +80,38 @@ def kernel_candidates(step: Fused, dtype: str, on: Ceilings, precision: str = "i
 
     ``precision`` is that of float32 products: ``'ieee'``, ``'tf32'`` or ``'tf32x3'``.
     """
-    return _all(_families(step, dtype, on, precision))
-
-
-def kernel_candidate(name: str, step: Fused, dtype: str, on: Ceilings, precision: str = "ieee") -> Candidate | None:
-    """Return the one of this name, if there is such a one; in less time than it takes to find all."""
-    if name.startswith(ANY_SIZE):
-        way = generic_kernel(step, dtype, on, precision)
-        return way if way is not None and way.name == name else None
-    return _named(name, _families(step, dtype, on, precision))
-
-
-def _all(families: Iterable[_Family]) -> list[Candidate]:
-    return sorted((way for family in families for way in family.found("")), key=lambda way: way.seconds)
-
-
-def _named(name: str, families: Iterable[_Family]) -> Candidate | None:
-    order = name.partition(ORDER)[2]
-    for family in families:
-        if name.startswith(family.begins) and (family.order is None or order == str(family.order or "")):
-            for way in family.found(name):
-                if way.name == name:
-                    return way
-    return None
-
-
-def _families(step: Fused, dtype: str, on: Ceilings, precision: str) -> Iterator[_Family]:
     direct = partial(_direct, step, layouts(step), dtype, on, precision)
-    yield from direct()
-    yield from _as_loops(step, dtype, on)
+    found = [*direct(), *_as_loops(step, dtype, on)]
     if not is_integer(dtype) and not is_complex(dtype):
         on_tensor_cores = ITEM_SIZES[dtype] == 2 or (dtype == "float32" and precision != "ieee")
         for copies, then in with_copies(step, ITEM_SIZES[dtype], on_tensor_cores):
-            yield _on_copies(copies, then, lambda: _working(_all(direct())), dtype, on, precision)
+            found += _on_copies(copies, then, lambda: _working(direct()), dtype, on, precision)
+    return sorted(found, key=_seconds)
+
+
+def kernel_candidate(name: str, step: Fused, dtype: str, on: Ceilings, precision: str = "ieee") -> Candidate | None:
+    """Return the one of this name, if there is such a one."""
+    if name.startswith(ANY_SIZE):
+        way = generic_kernel(step, dtype, on, precision)
+        return way if way is not None and way.name == name else None
+    return next((way for way in kernel_candidates(step, dtype, on, precision) if way.name == name), None)
 
 
 def _on_copies(
     copies: dict[int, Copy], then: Fused, other: Callable[[], Candidate], dtype: str, on: Ceilings, precision: str
-) -> _Family:
+) -> Iterator[Candidate]:
     """Kernels that read copies; each copy is made in the way that is predicted to be the fastest."""
-    begins = CopyCandidate.described(copies)
-
-    def found(name: str) -> Sequence[Candidate]:
-        kernels = _direct(then, layouts(then), dtype, on, precision)
-        kernel = _named(name.removeprefix(begins), kernels) if name else None
-        if name and kernel is None:
-            return []
-        made = {at: _all(_direct(copy.step, [copy.strides], dtype, on, precision))[0] for at, copy in copies.items()}
-        if kernel is not None:
-            return [CopyCandidate(made, kernel, other)]
-        of_kinds: dict[object, list[Candidate]] = {}
-        for each in _all(kernels):
-            of_kinds.setdefault(each.kind, []).append(CopyCandidate(made, each, other))
-        return [way for of_kind in of_kinds.values() for way in of_kind[:_COPIES_WORTH_TRYING]]
-
-    return _Family(begins, None, found)
+    made: dict[int, Candidate] = {
+        at: _direct(copy.step, [copy.strides], dtype, on, precision)[0] for at, copy in copies.items()
+    }
+    of_kinds: dict[object, list[Candidate]] = defaultdict(list)
+    for each in _direct(then, layouts(then), dtype, on, precision):
+        of_kinds[each.kind].append(each)
+    for of_kind in of_kinds.values():
+        yield from (CopyCandidate(made, each, other) for each in of_kind[:_COPIES_WORTH_TRYING])
 
 
-def _as_loops(step: Fused, dtype: str, on: Ceilings) -> Iterator[_Family]:
+def _as_loops(step: Fused, dtype: str, on: Ceilings) -> Iterator[Candidate]:
     """Kernels for products of matrices that have few products for each element: tiles may take longer than loops."""
     orders = layouts(step)
     loops = problem(step, orders[0], dtype)
@@ -163,15 +121,15 @@ def _as_loops(step: Fused, dtype: str, on: Ceilings) -> Iterator[_Family]:
     if m * n * k > _THIN * (m * k + k * n + m * n):
         return
     for order, strides in enumerate(orders):
-        way = partial(KernelCandidate, Order(order, step, strides, False, dtype))
-        tilings = partial(loop_tilings.tilings, as_reduction(step, strides), dtype, on)
-        yield _family("reduction", order, way, tilings)
+        placed = Order(order, step, strides, False, dtype)
+        for each in loop_tilings.tilings(as_reduction(step, strides), dtype, on):
+            yield KernelCandidate(placed, *each)
 
 
 def _direct(
     step: Fused, orders: Sequence[tuple[int, ...]], dtype: str, on: Ceilings, precision: str
-) -> Iterator[_Family]:
-    """Kernels that read the operands as they lie, for a result with one of these strides.
+) -> list[KernelCandidate]:
+    """Kernels that read the operands as they lie, for a result with one of these strides, fastest first.
 
     Other orders than the first are for kernels that don't store that one as fast as any.
     """
@@ -181,23 +139,24 @@ def _direct(
     regrouped = isinstance(first, Contraction) and first.regrouped
     with_boxes = copies_boxes() and not is_integer(dtype)
     by_threads = dtype == "float32" and precision != "tf32" and not interpreted()
+    found: list[KernelCandidate] = []
     for order, (strides, loops) in enumerate(zip(orders, problems, strict=True)):
         placed = Order(order, step, strides, swapped, dtype)
         way = partial(KernelCandidate, placed)
-        begins, module = _KERNELS[type(loops)]
-        tilings = partial(module.tilings, loops, dtype, on, precision)
+        tilings = partial(_TILINGS[type(loops)].tilings, loops, dtype, on, precision)
         if isinstance(loops, Contraction):
             if with_boxes and (order == 0 or regrouped or _fuller_boxes(problems)):
-                box = partial(BoxCandidate, placed, other=partial(_fastest, way, tilings), units=on.units)
-                yield _family("contraction of boxes", order, box, partial(_boxes, loops, dtype, on))
+                other = partial(_fastest, way, tilings)
+                boxes = box_tilings.tilings(loops, dtype, on)[:_BOXES_WORTH_TRYING]
+                found += [BoxCandidate(placed, *each, other, on.units) for each in boxes]
             if order > 0 and not regrouped:
                 continue
             if by_threads:
-                of_threads = partial(thread_tilings.tilings, loops, dtype, on, precision)
-                yield _family("contraction by threads", order, way, of_threads)
-        yield _family(begins, order, way, tilings)
-        if order == 0 and not isinstance(loops, Contraction) and not any(tiling.scattered for _, tiling in tilings()):
-            return
+                found += [way(*each) for each in thread_tilings.tilings(loops, on)]
+        found += [way(*each) for each in tilings()]
+        if order == 0 and not isinstance(loops, Contraction) and not any(each.tiling.scattered for each in found):
+            break
+    return sorted(found, key=_seconds)
 
 
 def _fuller_boxes(problems: Sequence[Loops]) -> bool:
@@ -205,17 +164,6 @@ def _fuller_boxes(problems: Sequence[Loops]) -> bool:
     products = [each for each in problems if isinstance(each, Contraction)]
     axes, *others = [len(each.rows) + len(each.columns) for each in products]
     return box_tilings.loose(products[0]) or any(each < axes for each in others)
-
-
-def _family(
-    begins: str, order: int, way: Callable[..., Candidate], tilings: Callable[..., Iterable[tuple[float, Any]]]
-) -> _Family:
-    """One way for each tiling; ``way`` takes predicted seconds and a tiling, ``tilings`` the name of one."""
-    return _Family(begins, order, lambda name: [way(*each) for each in tilings(name=name.partition(ORDER)[0])])
-
-
-def _boxes(loops: Contraction, dtype: str, on: Ceilings, name: str = "") -> Sequence[tuple[float, Any]]:
-    return box_tilings.tilings(loops, dtype, on)[:_BOXES_WORTH_TRYING]
 
 
 def _fastest(

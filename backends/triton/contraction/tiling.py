@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from math import gcd, prod
 from operator import itemgetter
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from einops_fast.backends.triton.device.tiling import (
     Axis,
@@ -175,18 +175,11 @@ def scattered(rows: Role, columns: Role) -> bool:
     )
 
 
-class _Named(Protocol):
-    @property
-    def name(self) -> str: ...
+T = TypeVar("T", bound=Tiling)
 
 
-T = TypeVar("T", bound=_Named)
-
-
-def listed(found: Iterable[T], seconds: Callable[[T], float], name: str = "") -> Iterable[tuple[float, T]]:
-    """Return tilings, some maybe given twice, with predicted seconds, fastest first; or only those of a name."""
-    if name:
-        return ((seconds(tiling), tiling) for tiling in found if tiling.name == name)
+def listed(found: Iterable[T], seconds: Callable[[T], float]) -> list[tuple[float, T]]:
+    """Return tilings, some maybe given twice, with predicted seconds, fastest first."""
     return sorted([(seconds(tiling), tiling) for tiling in dict.fromkeys(found)], key=itemgetter(0))
 
 

@@ -19,8 +19,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from einops_fast.backends.triton.device.generic import Nest, Number
 
 __all__ = [
-    "counted", "field", "group_field", "group_inside", "group_offsets", "inside", "inside_at", "lacks", "may_exceed",
-    "offsets_at", "run_inside", "run_offsets", "store_tile", "take_turn", "tile_offsets", "told",
+    "block_inside", "block_offsets", "counted", "field", "group_field", "group_inside", "group_offsets", "inside",
+    "inside_at", "load_tile", "may_exceed", "offsets_at", "run_inside", "run_offsets", "store_tile", "take_turn",
+    "tile_offsets", "told",
 ]  # fmt: skip
 
 
@@ -272,40 +273,71 @@ def run_inside(tile, role: tl.constexpr, array: tl.constexpr, numbers=None):
 
 
 @triton.jit
+def load_tile(
+    array, down_tile, down: tl.constexpr, across_tile, across: tl.constexpr, at: tl.constexpr, wide: tl.constexpr,
+    numbers=None,
+):  # fmt: skip
+    """The elements of array number ``at`` in a tile of two roles; 0 where none exist."""
+    return tl.load(
+        array
+        + tile_offsets(down_tile, down, at, wide, numbers)[:, None]
+        + tile_offsets(across_tile, across, at, wide, numbers)[None, :],
+        mask=inside(down_tile, down, numbers)[:, None] & inside(across_tile, across, numbers)[None, :],
+        other=0,
+    )
+
+
+@triton.jit
+def block_offsets(
+    one_tile, one: tl.constexpr, other_tile, other: tl.constexpr, array: tl.constexpr, wide: tl.constexpr, numbers=None
+):
+    """Offsets in a tile of two roles, with a dimension for each of their groups."""
+    return (
+        group_offsets(one_tile, one, 0, array, wide, numbers)[:, None, None, None]
+        + group_offsets(one_tile, one, 1, array, wide, numbers)[None, :, None, None]
+        + group_offsets(other_tile, other, 0, array, wide, numbers)[None, None, :, None]
+        + group_offsets(other_tile, other, 1, array, wide, numbers)[None, None, None, :]
+    )
+
+
+@triton.jit
+def _group_run_inside(tile, role: tl.constexpr, at: tl.constexpr, array: tl.constexpr, numbers):
+    """Which positions along a group exist; a single one where the array has no axis of the group."""
+    if lacks(role, at, array):
+        found = tl.full((1,), True, tl.int1)
+    else:
+        found = group_inside(tile, role, at, numbers)
+    return found
+
+
+@triton.jit
+def block_inside(one_tile, one: tl.constexpr, other_tile, other: tl.constexpr, array: tl.constexpr, numbers=None):
+    """Which of the positions that :func:`block_offsets` gives exist."""
+    return (
+        _group_run_inside(one_tile, one, 0, array, numbers)[:, None, None, None]
+        & _group_run_inside(one_tile, one, 1, array, numbers)[None, :, None, None]
+        & _group_run_inside(other_tile, other, 0, array, numbers)[None, None, :, None]
+        & _group_run_inside(other_tile, other, 1, array, numbers)[None, None, None, :]
+    )
+
+
+@triton.jit
 def store_tile(out, product, row_tile, column_tile, tiling: tl.constexpr, columns: tl.constexpr, numbers=None):
     """A tile of the result, in its own dtype and order of axes."""
     rows: tl.constexpr = field(tiling, "rows")
     wide: tl.constexpr = field(tiling, "wide")
     value = product.to(out.dtype.element_ty)
     if field(tiling, "scattered"):
-        value = value.reshape(
-            (
-                group_field(rows, 0, "block"),
-                group_field(rows, 1, "block"),
-                group_field(columns, 0, "block"),
-                group_field(columns, 1, "block"),
-            )
-        )
-        place = (
-            group_offsets(row_tile, rows, 0, 2, wide, numbers)[:, None, None, None]
-            + group_offsets(row_tile, rows, 1, 2, wide, numbers)[None, :, None, None]
-            + group_offsets(column_tile, columns, 0, 2, wide, numbers)[None, None, :, None]
-            + group_offsets(column_tile, columns, 1, 2, wide, numbers)[None, None, None, :]
-        )
-        exists = (
-            group_inside(row_tile, rows, 0, numbers)[:, None, None, None]
-            & group_inside(row_tile, rows, 1, numbers)[None, :, None, None]
-            & group_inside(column_tile, columns, 0, numbers)[None, None, :, None]
-            & group_inside(column_tile, columns, 1, numbers)[None, None, None, :]
-        )
-        tl.store(out + place, value, mask=exists)
+        place = block_offsets(row_tile, rows, column_tile, columns, 2, wide, numbers)
+        exists = block_inside(row_tile, rows, column_tile, columns, 2, numbers)
+        value = value.reshape(place.shape)
     else:
         place = (
             tile_offsets(row_tile, rows, 2, wide, numbers)[:, None]
             + tile_offsets(column_tile, columns, 2, wide, numbers)[None, :]
         )
         exists = inside(row_tile, rows, numbers)[:, None] & inside(column_tile, columns, numbers)[None, :]
-        tl.store(out + place, value, mask=exists)
+    tl.store(out + place, value, mask=exists)
 
 
 @triton.jit

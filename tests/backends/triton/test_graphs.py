@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from families import DEVICE, FAMILIES, Family, allowed, error_of, executed, numbers, parametrized, picking, rounding
+from families import DEVICE, FAMILIES, Family, allowed, error_of, executed, parametrized, picking, rounding
 from graphs import captured
+from kernel_tensors import randn, randoms
 
 from einops_fast import contract_expression, fast_einsum
 from einops_fast.backends.triton.contraction.ways import Candidate
@@ -34,7 +35,7 @@ def check(call: Callable[..., Any], equation: str, operands: Sequence[Any], dtyp
     result, replay = replayed(lambda: call(*operands))
     for seed in SEEDS:
         for at, operand in enumerate(operands):
-            operand.copy_(numbers(*operand.shape, dtype=dtype, seed=seed + at))
+            operand.copy_(randn(*operand.shape, dtype=dtype, seed=seed + at))
         result.fill_(77)
         replay()
         assert error_of(result, equation, operands) <= most, seed
@@ -87,7 +88,7 @@ def test_an_intermediate(case: str) -> None:
     """It lies in the graph's own memory, where it is written and read again at each replay."""
     equation, shapes, dtype, meant, count = IN_TURN[case]
     shapes = _scaled(shapes, 4) if LARGE else shapes
-    operands = [numbers(*shape, dtype=dtype, seed=at) for at, shape in enumerate(shapes)]
+    operands = randoms(shapes, dtype)
     with executed(), picking(meant) as ran:
         check(lambda *operands: fast_einsum(equation, *operands), equation, operands, dtype, 2 * rounding(dtype))
     assert len(ran) == count
@@ -96,8 +97,8 @@ def test_an_intermediate(case: str) -> None:
 def test_gradients() -> None:
     """Forward and backward in one graph."""
     shapes = ((4, 100, 80), (4, 90, 80)) if LARGE else ((2, 20, 18), (2, 17, 18))
-    leaves = [numbers(*shape, dtype="float32", seed=at).requires_grad_() for at, shape in enumerate(shapes)]
-    back = numbers(shapes[0][1], shapes[0][0], shapes[1][1], dtype="float32", seed=7)
+    leaves = [each.requires_grad_() for each in randoms(shapes)]
+    back = randn(shapes[0][1], shapes[0][0], shapes[1][1], seed=7)
 
     def call() -> Any:
         result = fast_einsum("bik,bjk->ibj", *leaves)
@@ -107,7 +108,7 @@ def test_gradients() -> None:
         result, replay = replayed(call)
         with torch.no_grad():
             for at, leaf in enumerate(leaves):
-                leaf.copy_(numbers(*leaf.shape, dtype="float32", seed=10 + at))
+                leaf.copy_(randn(*leaf.shape, seed=10 + at))
         replay()
     assert len(ran) == 3
     exact = [leaf.detach().double().requires_grad_() for leaf in leaves]

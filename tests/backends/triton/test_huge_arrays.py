@@ -52,19 +52,14 @@ _FEW = {"i": 70, "j": 90, "k": 24, "b": 5, "l": 9, "a": 40}
 
 HUGE: dict[str, Family] = {
     "outer product": huge("i,j->ij", _OUTER, _FEW, "float16", ReductionTiling),
-    "outer product of integers": huge("i,j->ij", _OUTER, _FEW, "int8", ReductionTiling),
     "scale": huge("ij,j->ij", _OUTER, _FEW, "float16", ReductionTiling),
     "scale the other way round": huge("ij,i->ji", _OUTER, _FEW, "float16", ReductionTiling),
-    "batch of outer products": huge(
-        "bi,bj->bij", {"b": 600_000, "i": 60, "j": 64}, _FEW, "bfloat16", ReductionTiling
-    ),
     "sum of rows": huge("ij->i", _OUTER, _FEW, "float16", ReductionTiling),
     "sum of columns": huge("ij->j", _OUTER, _FEW, "float16", ReductionTiling),
     "sum of columns in parts": huge(
         "ij->j", {"i": 9_000_000, "j": 250}, {"i": 3000, "j": 7}, "float16", ReductionTiling, split=True
     ),
     "dot": huge("ij,ij->", _OUTER, {"i": 70, "j": 900}, "bfloat16", ReductionTiling, split=True),
-    "vectors": huge("bij,bj->bi", {"b": 300, "i": 8000, "j": 1000}, _FEW, "float16", ReductionTiling),
     "result of pointers": huge("ik,kj->ij", {**_OUTER, "k": 32}, _FEW, "float16", ContractionTiling),
     "result of boxes": huge(
         "ik,kj->ij", {**_OUTER, "k": 32}, {"i": 136, "j": 72, "k": 40}, "float16", BoxTiling

@@ -41,11 +41,6 @@ __all__ = [
 
 
 @gluon.constexpr_function
-def _bias_stride(tiling, at):
-    return tiling.bias[at]
-
-
-@gluon.constexpr_function
 def _bias_has_rows(tiling):
     """Whether the bias differs along the rows of a box; else along the columns, if at all."""
     return tiling.bias[run_of(tiling.out, ROWS)] != 0
@@ -55,11 +50,11 @@ def _bias_has_rows(tiling):
 def _bias(bias, place, tiling: gl.constexpr, run: gl.constexpr, count: gl.constexpr, layout: gl.constexpr):
     """So many elements of the bias along axis ``run`` of the result, from a place in it on."""
     for at in gl.static_range(field(field(tiling, "out"), "rank")):
-        if _bias_stride(tiling, at) != 0:
-            bias += place[at] * _bias_stride(tiling, at)
+        if field(tiling, "bias")[at] != 0:
+            bias += place[at] * field(tiling, "bias")[at]
     along = gl.arange(0, count, layout=layout)
     exists = place[run] + along < field(dim_of(field(tiling, "out"), run), "size")
-    return gl.load(bias + along * _bias_stride(tiling, run), mask=exists, other=0)
+    return gl.load(bias + along * field(tiling, "bias")[run], mask=exists, other=0)
 
 
 @gluon.jit
@@ -68,14 +63,10 @@ def bias_of(bias, number, own: gl.constexpr, columns_on: gl.constexpr, width: gl
     if has_bias(tiling) and width > 0:
         batch, row, column = tile_of(number, tiling)
         place = place_of(field(tiling, "out"), batch, row, column, 0, part_of(tiling, own), columns_on)
-        if _bias_has_rows(tiling):
-            found = _bias(
-                bias, place, tiling, run_of(field(tiling, "out"), 1), 64, gl.SliceLayout(1, product_layout(width))
-            )
-        else:
-            found = _bias(
-                bias, place, tiling, run_of(field(tiling, "out"), 2), width, gl.SliceLayout(0, product_layout(width))
-            )
+        by_rows: gl.constexpr = _bias_has_rows(tiling)
+        run: gl.constexpr = run_of(field(tiling, "out"), 1 if by_rows else 2)
+        layout: gl.constexpr = gl.SliceLayout(1 if by_rows else 0, product_layout(width))
+        found = _bias(bias, place, tiling, run, 64 if by_rows else width, layout)
     else:
         found = 0
     return found

@@ -21,13 +21,7 @@ from einops_fast.backends.triton.contraction.boxes.tiles import (
 )
 from einops_fast.backends.triton.device.indexing import field
 
-__all__ = ["factor_of", "is_factored", "left_layout", "multiplied"]
-
-
-@gluon.constexpr_function
-def is_factored(tiling):
-    """Whether there is a factor."""
-    return tiling.factored
+__all__ = ["factor_of", "left_layout", "multiplied"]
 
 
 @gluon.constexpr_function
@@ -57,7 +51,7 @@ def _layout(tiling):
 @gluon.jit
 def factor_of(factor, batch, row, step, own: gl.constexpr, tiling: gl.constexpr):
     """The factor of each of a warp group's rows, or of each of a step's positions; something, if there is none."""
-    if is_factored(tiling):
+    if field(tiling, "factored"):
         view: gl.constexpr = field(tiling, "factor")
         along = gl.arange(0, _elements(tiling), layout=_layout(tiling))
         place = place_of(view, batch, row, 0, step, part_of(tiling, own), 0)

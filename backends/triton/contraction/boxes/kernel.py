@@ -33,7 +33,7 @@ from einops_fast.backends.triton.contraction.boxes.epilogue import (
     put,
     write,
 )
-from einops_fast.backends.triton.contraction.boxes.factor import factor_of, is_factored, left_layout, multiplied
+from einops_fast.backends.triton.contraction.boxes.factor import factor_of, left_layout, multiplied
 from einops_fast.backends.triton.contraction.boxes.tiles import (
     flat_box,
     is_fresh,
@@ -41,7 +41,6 @@ from einops_fast.backends.triton.contraction.boxes.tiles import (
     place_of,
     steps_of,
     tile_of,
-    tiles_of,
 )
 from einops_fast.backends.triton.contraction.matrix_product import activated
 from einops_fast.backends.triton.device.barriers import barrier
@@ -116,10 +115,10 @@ def _multiply(shared, tiling: gl.constexpr, own: gl.constexpr):
     left_turned: gl.constexpr = field(field(tiling, "left"), "turned")
     right_turned: gl.constexpr = field(field(tiling, "right"), "turned")
     meanwhile: gl.constexpr = field(tiling, "meanwhile")
-    steps: gl.constexpr = tiles_of(tiling, 3)
+    steps: gl.constexpr = field(tiling, "depths")
     # Registers with a left operand are read as long as it is multiplied.
-    in_flight: gl.constexpr = 0 if is_factored(tiling) else 1
-    if is_factored(tiling):
+    in_flight: gl.constexpr = 0 if field(tiling, "factored") else 1
+    if field(tiling, "factored"):
         kept = gl.zeros([64, depth], a.dtype, layout=left_layout(width))
     count = 0
     lap = 0
@@ -151,14 +150,14 @@ def _multiply(shared, tiling: gl.constexpr, own: gl.constexpr):
                 slot = step
                 mbarrier.wait(there.index(step), 0)
             left = flat_box(a.index(stage * groups + part_of(tiling, own)), 64, depth, left_turned)
-            if is_factored(tiling):
+            if field(tiling, "factored"):
                 if is_fresh(step, begin, tiling):
                     kept = left.load(left_layout(width))
                 left = multiplied(kept, found, batch, row, step, own, tiling)
                 found = factor_of(third, batch, row, gl.minimum(step + 1, end - 1), own, tiling)
             product = warpgroup_mma(left, flat_box(b.index(slot), depth, width, right_turned), product, is_async=True)
             if rest > 0:
-                if is_factored(tiling):
+                if field(tiling, "factored"):
                     left = gl.convert_layout(left, left_layout(rest))
                 right = flat_box(b_rest.index(slot), depth, rest, right_turned)
                 further = warpgroup_mma(left, right, further, is_async=True)
@@ -183,11 +182,11 @@ def _multiply(shared, tiling: gl.constexpr, own: gl.constexpr):
         following = gl.minimum(number + apart, field(tiling, "total") - 1)
         added = bias_of(third, following, own, 0, width, tiling)
         added_further = bias_of(third, following, own, width, rest, tiling)
+        if epilogue is not None and not meanwhile and field(tiling, "pieces") == 1:
+            product = activated(product, epilogue, a.dtype)
+            if rest > 0:
+                further = activated(further, epilogue, a.dtype)
         if field(tiling, "by_threads"):
-            if epilogue is not None:
-                product = activated(product, epilogue, written.dtype.element_ty)
-                if rest > 0:
-                    further = activated(further, epilogue, written.dtype.element_ty)
             write(product, written, number, own, 0, width, tiling)
             if rest > 0:
                 write(further, written, number, own, width, rest, tiling)
@@ -199,10 +198,6 @@ def _multiply(shared, tiling: gl.constexpr, own: gl.constexpr):
                     for step in range(steps, last_meanwhile(tiling) + 1):
                         activate_meanwhile(step, waiting, arrays, results, own, tiling)
                 waiting = number
-            elif epilogue is not None:
-                product = activated(product, epilogue, out.dtype)
-                if rest > 0:
-                    further = activated(further, epilogue, out.dtype)
             # What was handed over for the tile before has to be read before it's overwritten.
             tma.store_wait(0)
             barrier()
@@ -235,7 +230,7 @@ def box_kernel(
     stages: gl.constexpr = field(tiling, "stages")
     rest: gl.constexpr = field(tiling, "rest")
     a = gl.allocate_shared_memory(dtype, [stages * groups] + left.block_type.shape, left.layout)
-    slots: gl.constexpr = tiles_of(tiling, 3) if field(tiling, "resident") else stages
+    slots: gl.constexpr = field(tiling, "depths") if field(tiling, "resident") else stages
     b = gl.allocate_shared_memory(dtype, [slots] + right.block_type.shape, right.layout)
     b_rest = b
     if rest > 0:

@@ -17,7 +17,7 @@ from einops_fast.planning.epilogue import Epilogue
 
 __all__ = [
     "BATCH", "COLUMNS", "CONTRACTED", "ROWS", "BoxTiling", "Dim", "View", "dim_of", "ends_late", "flat_box", "is_fresh",
-    "part_of", "place_of", "product_layout", "run_of", "steps_of", "tile_of", "tiles_of",
+    "part_of", "place_of", "product_layout", "run_of", "steps_of", "tile_of",
 ]  # fmt: skip
 
 BATCH, ROWS, COLUMNS, CONTRACTED = range(4)
@@ -126,11 +126,6 @@ class BoxTiling(Tiling):
         return gcd(8, *(dim.stride for dim in self.out.dims[:-1]))
 
     @property
-    def leaving(self) -> tuple[View, View]:
-        """How the result is seen by what the hardware writes, both parts; the left operand where threads write it."""
-        return (self.left, self.left) if self.by_threads else (self.out_piece, self.out_rest)
-
-    @property
     def meanwhile(self) -> bool:
         """Whether the activation is applied to the rounded sums, while the next tile is multiplied."""
         return self.pieces == 1 and not self.loose and ends_late(self.epilogue)
@@ -176,6 +171,11 @@ class BoxTiling(Tiling):
         return 168 if self.workers > 1 else None
 
     @property
+    def depths(self) -> int:
+        """Steps of a whole sum."""
+        return self.tiles[CONTRACTED]
+
+    @property
     def places(self) -> int:
         """Tiles of the result."""
         return prod(self.tiles[:3])
@@ -219,12 +219,6 @@ def dim_of(view, at):
 def run_of(view, role):
     """Along which axis of an array a box extends, of those of a role."""
     return next(at for at, dim in enumerate(view.dims) if dim.role == role and dim.box > 1)
-
-
-@gluon.constexpr_function
-def tiles_of(tiling, role):
-    """How many tiles, or steps, there are of a role."""
-    return tiling.tiles[role]
 
 
 @gluon.jit
@@ -274,7 +268,7 @@ def is_fresh(step, begin, tiling: gl.constexpr):
 @gluon.jit
 def steps_of(number, tiling: gl.constexpr):
     """The first step of a tile, and the first that isn't of it any more."""
-    steps: gl.constexpr = tiles_of(tiling, 3)
+    steps: gl.constexpr = field(tiling, "depths")
     split: gl.constexpr = field(tiling, "split")
     if split > 1:
         each: gl.constexpr = (steps + split - 1) // split
@@ -291,8 +285,8 @@ def tile_of(number, tiling: gl.constexpr):
     """Batch, row tile and column tile of a tile's number: in swaths of rows; one part after the other."""
     if field(tiling, "split") > 1:
         number = number % field(tiling, "places")
-    rows: gl.constexpr = tiles_of(tiling, 1)
-    columns: gl.constexpr = tiles_of(tiling, 2)
+    rows: gl.constexpr = field(tiling, "tiles")[1]
+    columns: gl.constexpr = field(tiling, "tiles")[2]
     row_tile, column_tile = in_swaths(number % (rows * columns), rows, columns, field(tiling, "swath"))
     return number // (rows * columns), row_tile, column_tile
 

@@ -80,13 +80,8 @@ _SHAPES = (
 )  # fmt: skip
 
 
-def tilings(
-    problem: Contraction, dtype: str, on: Ceilings, precision: str = "ieee", name: str = ""
-) -> list[tuple[float, BoxTiling]]:
-    """Return tilings with predicted seconds, fastest first; none where strides don't let boxes be copied.
-
-    A ``name`` makes no difference: there are few tilings.
-    """
+def tilings(problem: Contraction, dtype: str, on: Ceilings) -> list[tuple[float, BoxTiling]]:
+    """Return tilings with predicted seconds, fastest first; none where strides don't let boxes be copied."""
     tiled = _tiled_axes(problem)
     if (
         ITEM_SIZES[dtype] != _ITEM
@@ -97,7 +92,7 @@ def tilings(
         or (loose(problem) and (problem.results > 1 or max(axis.strides[OUT] for axis in tiled) >= _FAR))
     ):
         return []
-    return [*listed(_all(problem, tiled, on), lambda tiling: _seconds(problem, tiling, on))]
+    return listed(_all(problem, tiled, on), lambda tiling: _seconds(problem, tiling, on))
 
 
 def _tiled_axes(problem: Contraction) -> tuple[Axis, Axis, Axis] | None:

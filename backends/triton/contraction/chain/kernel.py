@@ -16,7 +16,7 @@ import triton.language as tl
 
 from einops_fast.backends.triton.contraction.matrix_product import matrix_product
 from einops_fast.backends.triton.contraction.tiling import MatrixTiling
-from einops_fast.backends.triton.device.indexing import counted, field, inside, store_tile, tile_offsets
+from einops_fast.backends.triton.device.indexing import counted, field, inside, load_tile, store_tile
 from einops_fast.backends.triton.device.offsets import in_swaths
 from einops_fast.backends.triton.device.tiling import Role
 
@@ -89,23 +89,12 @@ def chain_kernel(arrays, out, tiling: tl.constexpr, acc_type: tl.constexpr, upca
     row_tile, part = in_swaths(program % (row_tiles * parts), row_tiles, parts, field(tiling, "swath"))
     only = part * 0  # the number of the tile where there is one
 
-    a = tl.load(
-        arrays[0]
-        + counted(batch, field(tiling, "batch"), 0, True)
-        + tile_offsets(row_tile, rows, 0, wide)[:, None]
-        + tile_offsets(only, _link(tiling, 0), 0, wide)[None, :],
-        mask=inside(row_tile, rows)[:, None] & inside(only, _link(tiling, 0))[None, :],
-        other=0,
+    a = load_tile(
+        arrays[0] + counted(batch, field(tiling, "batch"), 0, True), row_tile, rows, only, _link(tiling, 0), 0, wide
     )
     for at in tl.static_range(1, last):
-        middle = tl.load(
-            arrays[at]
-            + counted(batch, field(tiling, "batch"), _array(at, operands), True)
-            + tile_offsets(only, _link(tiling, at - 1), _array(at, operands), wide)[:, None]
-            + tile_offsets(only, _link(tiling, at), _array(at, operands), wide)[None, :],
-            mask=inside(only, _link(tiling, at - 1))[:, None] & inside(only, _link(tiling, at))[None, :],
-            other=0,
-        )
+        place = arrays[at] + counted(batch, field(tiling, "batch"), _array(at, operands), True)
+        middle = load_tile(place, only, _link(tiling, at - 1), only, _link(tiling, at), _array(at, operands), wide)
         product = matrix_product(a, middle, None, field(tiling, "precision"), acc_type, upcast)
         # Infinity times a position that doesn't exist is nothing.
         a = tl.where(inside(only, _link(tiling, at))[None, :], product, 0).to(middle.dtype)
@@ -114,12 +103,6 @@ def chain_kernel(arrays, out, tiling: tl.constexpr, acc_type: tl.constexpr, upca
     out += counted(batch, field(tiling, "batch"), 2, True)
     begin = part * across
     for column_tile in range(begin, min(begin + across, field(columns, "tiles"))):
-        b = tl.load(
-            right
-            + tile_offsets(only, _link(tiling, last - 1), 1, wide)[:, None]
-            + tile_offsets(column_tile, columns, 1, wide)[None, :],
-            mask=inside(only, _link(tiling, last - 1))[:, None] & inside(column_tile, columns)[None, :],
-            other=0,
-        )
+        b = load_tile(right, only, _link(tiling, last - 1), column_tile, columns, 1, wide)
         tile = matrix_product(a, b, None, field(tiling, "precision"), acc_type, upcast)
         store_tile(out, tile, row_tile, column_tile, tiling, columns)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 
@@ -55,12 +55,12 @@ _ROUNDS = (1, 2, 4)
 
 
 def tilings(
-    problem: ChainProblem, dtype: str, on: Ceilings, precision: str = "ieee", name: str = ""
-) -> Iterable[tuple[float, ChainTiling]]:
-    """Return tilings with predicted seconds, fastest first; if a name is given, find those of this name."""
+    problem: ChainProblem, dtype: str, on: Ceilings, precision: str = "ieee"
+) -> list[tuple[float, ChainTiling]]:
+    """Return tilings with predicted seconds, fastest first."""
     slowdown = problem.slowdown(ITEM_SIZES[dtype])
     found = _all(problem, ITEM_SIZES[dtype], on, precision)
-    return listed(found, lambda tiling: slowdown * _seconds(problem, tiling, dtype, on) + on.call, name)
+    return listed(found, lambda tiling: slowdown * _seconds(problem, tiling, dtype, on) + on.call)
 
 
 def _all(problem: ChainProblem, item: int, on: Ceilings, precision: str) -> Iterator[ChainTiling]:

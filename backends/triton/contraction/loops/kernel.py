@@ -17,11 +17,12 @@ import triton.language as tl
 
 from einops_fast.backends.triton.contraction.tiling import Tiling
 from einops_fast.backends.triton.device.indexing import (
+    block_inside,
+    block_offsets,
     field,
     group_field,
     group_inside,
     group_offsets,
-    lacks,
     may_exceed,
     take_turn,
     told,
@@ -73,36 +74,6 @@ class ReductionTiling(Tiling):
 def _policy(tiling, at):
     """What the cache is told about an operand."""
     return "evict_first" if at in tiling.passing else ""
-
-
-@triton.jit
-def _place(tile, step, free: tl.constexpr, summed: tl.constexpr, array: tl.constexpr, wide: tl.constexpr, numbers):
-    return (
-        group_offsets(tile, free, 0, array, wide, numbers)[:, None, None, None]
-        + group_offsets(tile, free, 1, array, wide, numbers)[None, :, None, None]
-        + group_offsets(step, summed, 0, array, wide, numbers)[None, None, :, None]
-        + group_offsets(step, summed, 1, array, wide, numbers)[None, None, None, :]
-    )
-
-
-@triton.jit
-def _run(tile, role: tl.constexpr, at: tl.constexpr, array: tl.constexpr, numbers):
-    """Which positions along a group exist; a single one where the array has no axis of the group."""
-    if lacks(role, at, array):
-        found = tl.full((1,), True, tl.int1)
-    else:
-        found = group_inside(tile, role, at, numbers)
-    return found
-
-
-@triton.jit
-def _exists(tile, step, free: tl.constexpr, summed: tl.constexpr, array: tl.constexpr, numbers):
-    return (
-        _run(tile, free, 0, array, numbers)[:, None, None, None]
-        & _run(tile, free, 1, array, numbers)[None, :, None, None]
-        & _run(step, summed, 0, array, numbers)[None, None, :, None]
-        & _run(step, summed, 1, array, numbers)[None, None, None, :]
-    )
 
 
 @triton.constexpr_function
@@ -171,12 +142,12 @@ def reduce_kernel(arrays, out, numbers, tiling: tl.constexpr, acc_type: tl.const
     real = tl.zeros((f0, f1, s0, s1), acc_type)
     imaginary = tl.zeros((f0, f1, s0, s1), acc_type)
     for step in range(begin, end):
-        place = _place(tile, step, free, summed, 0, wide, numbers)
-        exists = _exists(tile, step, free, summed, 0, numbers)
+        place = block_offsets(tile, free, step, summed, 0, wide, numbers)
+        exists = block_inside(tile, free, step, summed, 0, numbers)
         product = _read(arrays[0], place, exists, _policy(tiling, 0), acc_type, parts)
         for at in tl.static_range(1, operands):
-            place = _place(tile, step, free, summed, at, wide, numbers)
-            exists = _exists(tile, step, free, summed, at, numbers)
+            place = block_offsets(tile, free, step, summed, at, wide, numbers)
+            exists = block_inside(tile, free, step, summed, at, numbers)
             product = _times(product, _read(arrays[at], place, exists, _policy(tiling, at), acc_type, parts))
         if _ragged(tiling):
             # Infinity times a position that doesn't exist is nothing.

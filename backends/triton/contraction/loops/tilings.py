@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import product
@@ -42,38 +42,29 @@ _PROGRAMS, _FEW_STEPS = (4, 8), 4
 """For each multiprocessor, if the summed range is cut into parts; it isn't if a program has so few steps anyway."""
 
 
-def tilings(
-    problem: Reduction, dtype: str, on: Ceilings, precision: str = "ieee", name: str = ""
-) -> Iterable[tuple[float, ReductionTiling]]:
-    """Return tilings with predicted seconds, the most promising first; if a name is given, find those of this name."""
-    item, factor = ITEM_SIZES[dtype], _PRODUCTS if is_complex(dtype) else 1
-    return _listed(problem, item, factor, on, name) if name else _ranked(problem, item, factor, on)
-
-
 @lru_cache(maxsize=1024)
-def _ranked(problem: Reduction, item: int, factor: int, on: Ceilings) -> tuple[tuple[float, ReductionTiling], ...]:
-    timed = [*_listed(problem, item, factor, on)]
-    best = timed[0][0]
-    # What is copied isn't timed: of those that are predicted to be as good, the first one has the usual size.
-    good = (tiling for seconds, tiling in timed if seconds <= _AS_GOOD * best)
-    usual = min(good, key=lambda tiling: abs(log2(tiling.block / _USUAL)))
-    return (best, usual), *(pair for pair in timed if pair[1] != usual)
-
-
-def _listed(
-    problem: Reduction, item: int, factor: int, on: Ceilings, name: str = ""
-) -> Iterable[tuple[float, ReductionTiling]]:
+def tilings(
+    problem: Reduction, dtype: str, on: Ceilings, precision: str = "ieee"
+) -> tuple[tuple[float, ReductionTiling], ...]:
+    """Return tilings with predicted seconds, the most promising first."""
+    item = ITEM_SIZES[dtype]
     sizes = [problem.size(array) for array in range(problem.operands + 1)]
     free, summed = problem.extents
     # Multiplied one by one, without tensor cores; where operands are broadcast, that may take longer.
-    least = 4 * factor * free * summed * problem.operands / on.gemm_rate("float32")
+    products = (_PRODUCTS if is_complex(dtype) else 1) * free * summed
+    least = 4 * products * problem.operands / on.gemm_rate("float32")
     passing = _passing(problem, item)
     found = (
         each
         for tiling in _tiles(problem, _MOST_EMPTY) or _tiles(problem, inf)
         for each in _splits(replace(tiling, wide=problem.wide, passing=passing), on)
     )
-    return listed(found, lambda tiling: max(reduction_seconds(tiling, sizes, item, on), least), name)
+    timed = listed(found, lambda tiling: max(reduction_seconds(tiling, sizes, item, on), least))
+    best = timed[0][0]
+    # What is copied isn't timed: of those that are predicted to be as good, the first one has the usual size.
+    good = (tiling for seconds, tiling in timed if seconds <= _AS_GOOD * best)
+    usual = min(good, key=lambda tiling: abs(log2(tiling.block / _USUAL)))
+    return (best, usual), *(pair for pair in timed if pair[1] != usual)
 
 
 def _tiles(problem: Reduction, most_empty: float) -> list[ReductionTiling]:

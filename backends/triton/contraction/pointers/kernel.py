@@ -21,6 +21,7 @@ from einops_fast.backends.triton.device.indexing import (
     counted,
     field,
     inside,
+    load_tile,
     may_exceed,
     run_inside,
     run_offsets,
@@ -153,10 +154,10 @@ def contract_kernel(
             )
             multiplied = a.to(acc_type) * other.to(acc_type)
             a = tl.where(inside(step, contracted, numbers)[None, :], multiplied, 0).to(a.dtype)
-        b = _right_tile(right, step, column_tile, tiling, columns, numbers)
+        b = load_tile(right, step, contracted, column_tile, columns, 1, wide, numbers)
         product = _with_product(product, a, b, tiling, acc_type, upcast)
         if in_two:
-            b = _right_tile(right, step, column_tile, tiling, field(tiling, "rest"), numbers)
+            b = load_tile(right, step, contracted, column_tile, field(tiling, "rest"), 1, wide, numbers)
             further = _with_product(further, a, b, tiling, acc_type, upcast)
         if in_chunks and (step - begin) % told(numbers, chunk) == told(numbers, chunk) - 1:
             total += product
@@ -225,17 +226,3 @@ def _with_product(total, a, b, tiling: tl.constexpr, acc_type: tl.constexpr, upc
     else:
         total = matrix_product(a, b, total, field(tiling, "precision"), acc_type, upcast)
     return total
-
-
-@triton.jit
-def _right_tile(right, step, column_tile, tiling: tl.constexpr, columns: tl.constexpr, numbers):
-    """The right operand's part of one step: contracted axes × columns."""
-    contracted: tl.constexpr = field(tiling, "contracted")
-    wide: tl.constexpr = field(tiling, "wide")
-    return tl.load(
-        right
-        + tile_offsets(step, contracted, 1, wide, numbers)[:, None]
-        + tile_offsets(column_tile, columns, 1, wide, numbers)[None, :],
-        mask=inside(step, contracted, numbers)[:, None] & inside(column_tile, columns, numbers)[None, :],
-        other=0,
-    )

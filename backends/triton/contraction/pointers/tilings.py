@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache
 
 from einops_fast.backends.triton.contraction.pointers.kernel import ContractionTiling
 from einops_fast.backends.triton.contraction.problems import Contraction
@@ -106,34 +105,28 @@ _INTEGER = (
 
 
 def tilings(
-    problem: Contraction, dtype: str, on: Ceilings, precision: str = "ieee", name: str = ""
-) -> Iterable[tuple[float, ContractionTiling]]:
-    """Return tilings with predicted seconds, fastest first; if a name is given, find those of this name."""
+    problem: Contraction, dtype: str, on: Ceilings, precision: str = "ieee"
+) -> list[tuple[float, ContractionTiling]]:
+    """Return tilings with predicted seconds, fastest first."""
     item = ITEM_SIZES[dtype]
     slowdown = problem.slowdown(item) * (_ALONG_TWO[item] if problem.along_two and not is_integer(dtype) else 1.0)
-    found = _all(problem, dtype, on, precision, name)
-    return listed(found, lambda tiling: slowdown * _seconds(problem, tiling, dtype, on) + on.call, name)
+    found = _all(problem, dtype, on, precision)
+    return listed(found, lambda tiling: slowdown * _seconds(problem, tiling, dtype, on) + on.call)
 
 
-def _all(problem: Contraction, dtype: str, on: Ceilings, precision: str, name: str) -> Iterator[ContractionTiling]:
-    """All tilings, but for most of those that haven't this name, if one is given."""
+def _all(problem: Contraction, dtype: str, on: Ceilings, precision: str) -> Iterator[ContractionTiling]:
     item, one_by_one = ITEM_SIZES[dtype], is_integer(dtype)
     run, (_, m, n, k) = run_length(item), problem.extents
     at_once = min(problem.loaded_bytes(operand, item) for operand in (LEFT, RIGHT)) // item
-    # Many tilings have roles that are cut alike.
-    rows_of = cache(lambda block: free_role(problem.rows, LEFT, block, run))
-    columns_of = cache(lambda block: free_role(problem.columns, RIGHT, block, run))
-    contracted_of = cache(lambda block: contracted_role(problem.contracted, block, at_once))
     for rows, columns, depth, warps, stages in _INTEGER if one_by_one else _SINGLE if item >= 4 else _HALF:
         # A tile of twice the extent does the work of none.
         if rows > max(16, power_of_two(m)) or columns > max(16, power_of_two(n)):
             continue
-        if name and not name.startswith(f"contraction {rows}×"):
-            continue
         if one_by_one and item == 8:
             depth //= 2  # a number takes two registers
-        row_role, column_role = rows_of(rows), columns_of(columns)
-        contracted = contracted_of(min(depth, max(16, power_of_two(k))))
+        row_role = free_role(problem.rows, LEFT, rows, run)
+        column_role = free_role(problem.columns, RIGHT, columns, run)
+        contracted = contracted_role(problem.contracted, min(depth, max(16, power_of_two(k))), at_once)
         tiling = ContractionTiling(
             problem.batch,
             row_role,

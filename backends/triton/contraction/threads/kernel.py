@@ -47,53 +47,39 @@ def _layout(tiling, name, *at):
 
 
 @gluon.constexpr_function
-def _sums_layout(tiling, number):
+def _sums_layout(tiling, number, name="sums_layout"):
     """That of the sums of one part of the rows and one of the columns."""
-    across = len(tiling.parts_of(1))
-    return tiling.sums_layout(number // across, number % across)
+    return getattr(tiling, name)(*divmod(number, len(tiling.parts_of(1))))
 
 
 @gluon.constexpr_function
 def _shape(tiling, operand, part):
-    return [tiling.stages, tiling.parts_of(operand)[part].block, tiling.contracted.block]
+    return [tiling.stages, tiling.block_of(operand, part), tiling.contracted.block]
 
 
 @gluon.constexpr_function
-def _sums_shape(tiling, row_part, column_part):
-    return [tiling.parts_of(0)[row_part].block, tiling.parts_of(1)[column_part].block]
+def _sums_shape(tiling, number):
+    row_part, column_part = divmod(number, len(tiling.parts_of(1)))
+    return [tiling.block_of(0, row_part), tiling.block_of(1, column_part)]
 
 
 @gluon.jit
 def _sums(tiling: gl.constexpr):
     """Sums of no products yet: for each part of the rows, and each of the columns."""
     found = ()
-    for row_part in gl.static_range(_parts(tiling, 0)):
-        for column_part in gl.static_range(_parts(tiling, 1)):
-            found = found + (_sums_of(tiling, row_part, column_part),)
+    for at in gl.static_range(_parts(tiling, 0) * _parts(tiling, 1)):
+        found = found + (gl.zeros(_sums_shape(tiling, at), gl.float32, layout=_sums_layout(tiling, at)),)
     return found
 
 
 @gluon.jit
-def _sums_of(tiling: gl.constexpr, row_part: gl.constexpr, column_part: gl.constexpr):
-    layout: gl.constexpr = _layout(tiling, "sums_layout", row_part, column_part)
-    return gl.zeros(_sums_shape(tiling, row_part, column_part), gl.float32, layout=layout)
-
-
-@gluon.jit
-def _totals(tiling: gl.constexpr):
+def _totals(sums, tiling: gl.constexpr):
     """Shared memory for the sums of chunks: every thread reads and writes its own."""
     found = ()
-    for row_part in gl.static_range(_parts(tiling, 0)):
-        for column_part in gl.static_range(_parts(tiling, 1)):
-            found = found + (_totals_of(tiling, row_part, column_part),)
-    return found
-
-
-@gluon.jit
-def _totals_of(tiling: gl.constexpr, row_part: gl.constexpr, column_part: gl.constexpr):
-    layout: gl.constexpr = _layout(tiling, "totals_layout", row_part, column_part)
-    found = gl.allocate_shared_memory(gl.float32, _sums_shape(tiling, row_part, column_part), layout)
-    found.store(_sums_of(tiling, row_part, column_part))
+    for at in gl.static_range(len(sums)):
+        buffer = gl.allocate_shared_memory(gl.float32, sums[at].shape, _sums_layout(tiling, at, "totals_layout"))
+        buffer.store(sums[at])
+        found = found + (buffer,)
     return found
 
 
@@ -262,7 +248,7 @@ def fma_kernel(
     a, b = _buffers(tiling, 0), _buffers(tiling, 1)
     sums = _sums(tiling)
     if chunk > 0:
-        totals = _totals(tiling)
+        totals = _totals(_sums(tiling), tiling)
     for first in gl.static_range(field(tiling, "stages")):
         if first < count:
             _fetch_both(left, right, a, b, first, program, begin, tiling)

@@ -78,11 +78,6 @@ class FmaTiling(ContractionTiling):
         )
 
     @property
-    def options(self) -> dict[str, int]:
-        """For the compiler."""
-        return {"maxnreg": self.most_registers}
-
-    @property
     def most_registers(self) -> int:
         """That a thread may use: for its sums, and for what it multiplies and counts."""
         down, across = self.sums_of_thread

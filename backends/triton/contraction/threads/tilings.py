@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations, product
 from math import inf
@@ -80,12 +80,10 @@ _MANY = 112
 """Sums of a thread that leave few registers for what is multiplied."""
 
 
-def tilings(
-    problem: Contraction, dtype: str, on: Ceilings, precision: str = "ieee", name: str = ""
-) -> Iterable[tuple[float, FmaTiling]]:
+def tilings(problem: Contraction, on: Ceilings) -> list[tuple[float, FmaTiling]]:
     """Return tilings with predicted seconds, fastest first; none for what the kernel can't do."""
     slowdown: float = problem.slowdown(_ITEM) ** 0.5
-    return listed(_all(problem, on, name), lambda tiling: _seconds(problem, tiling, slowdown, on), name)
+    return listed(_all(problem, on), lambda tiling: _seconds(problem, tiling, slowdown, on))
 
 
 def tiling_of(
@@ -129,13 +127,10 @@ def _parts_of(role: Role, parts: Sequence[int]) -> list[Role]:
     ]
 
 
-def _all(problem: Contraction, on: Ceilings, name: str) -> Iterator[FmaTiling]:
-    """All tilings, but for most of those that haven't this name, if one is given."""
+def _all(problem: Contraction, on: Ceilings) -> Iterator[FmaTiling]:
     if problem.factored or problem.epilogue is not None or problem.wide or problem.along_two:
         return
     for rows, columns, depth, warps, stages in dict.fromkeys(_shapes(problem)):
-        if name and not name.startswith(f"contraction by threads {sum(rows)}×{sum(columns)}×"):
-            continue
         tiling = tiling_of(problem, rows, columns, depth, warps, stages)
         if tiling is None or not tiling.each_its_own:
             continue

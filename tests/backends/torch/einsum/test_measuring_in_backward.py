@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from families import DEVICE, numbers
+from kernel_tensors import DEVICE, randn, randoms
 from ops_problems import kernels
 
 from einops_fast import autotune, fast_einsum, ops
@@ -75,7 +75,7 @@ def check(
     kept = [each.clone() for each in tensors]
     expected = gradients(theirs, tensors)
     leaves = [each.detach().requires_grad_() for each in tensors]
-    starts = [numbers(*each.shape, dtype="float32", seed=20 + at) for at, each in enumerate(tensors)]
+    starts = [randn(*each.shape, dtype="float32", seed=20 + at) for at, each in enumerate(tensors)]
     for leaf, start in zip(leaves, starts, strict=True):
         leaf.grad = start.to(leaf.dtype)
     begun = [leaf.grad.double() for leaf in leaves]
@@ -116,14 +116,14 @@ EINSUMS: dict[str, tuple[str, Any, Any, str]] = {
 def test_contractions(case: str, measured: list[int]) -> None:
     equation, small, large, dtype = EINSUMS[case]
     dtype = "float32" if DEVICE == "cpu" else dtype
-    tensors = [numbers(*shape, dtype=dtype, seed=at) for at, shape in enumerate(large if DEVICE == "cuda" else small)]
+    tensors = randoms(large if DEVICE == "cuda" else small, dtype)
     count = len(tensors)
     weights: dict[Any, Any] = {}
 
     def loss(einsum: Callable[..., Any], *operands: Any) -> Any:
         result = einsum(equation, *operands)
         if not weights:
-            weights["of"] = numbers(*result.shape, dtype=dtype, seed=9)
+            weights["of"] = randn(*result.shape, dtype=dtype, seed=9)
         return (result.double() * weights["of"].double()).sum()
 
     check(
@@ -150,9 +150,9 @@ ROWS: dict[str, tuple[Callable[..., Any], Callable[..., Any], int]] = {
 def test_operators(case: str, measured: list[int]) -> None:
     ours, theirs, count = ROWS[case]
     rows, columns = (2048, 3000) if DEVICE == "cuda" else (12, 70)
-    tensors = [numbers(rows, columns, dtype="float32"), numbers(columns, dtype="float32", seed=1)]
-    tensors = [*tensors, numbers(columns, dtype="float32", seed=2)][:count]
-    weights = numbers(rows, columns, dtype="float32", seed=9)
+    tensors = [randn(rows, columns, dtype="float32"), randn(columns, dtype="float32", seed=1)]
+    tensors = [*tensors, randn(columns, dtype="float32", seed=2)][:count]
+    weights = randn(rows, columns, dtype="float32", seed=9)
     with kernels():
         check(
             lambda *operands: (ours(*operands) * weights).sum(),

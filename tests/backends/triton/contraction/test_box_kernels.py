@@ -3,24 +3,30 @@
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from fused_steps import ON, fused_step
 from gluon_on_cpu import boxes_on_cpu
-from kernel_problems import check
+from kernel_problems import check, problems
 from kernel_tensors import DEVICE, MEMORY
 
 from einops_fast.backends.triton.contraction import candidates
 from einops_fast.backends.triton.contraction.boxes.tilings import tilings
 from einops_fast.backends.triton.contraction.candidates import kernel_candidates
 from einops_fast.backends.triton.contraction.problems import Contraction, problem
-from einops_fast.backends.triton.contraction.ways import BoxCandidate
+from einops_fast.backends.triton.contraction.ways import BoxCandidate, BoxKernel
 from einops_fast.backends.triton.device.tiling import Axis
 from einops_fast.backends.triton.launching.launch import copies_boxes
 from einops_fast.planning.layout import contiguous_strides
 
 on_hopper = pytest.mark.skipif(DEVICE == "cpu" or not copies_boxes(), reason="needs a Hopper GPU")
+
+
+def halves(*shapes: tuple[int, ...]) -> list[Any]:
+    return [torch.randn(shape).half() for shape in shapes]
+
 
 PROBLEMS = [
     ("bind,bjnd->bnij", (2, 200, 3, 64), (2, 136, 3, 64)),  # both contiguous along the contracted axis
@@ -38,65 +44,66 @@ PROBLEMS = [
 ]
 
 
-def boxes(equation: str, operands: Any) -> list[BoxCandidate]:
+FACTORED = [
+    ("bi,oij,bj->bo", (200, 6), (40, 6, 72), (200, 72)),
+    ("bi,oij,bj->bo", (70, 12), (200, 12, 64), (70, 64)),  # the sum in parts
+    ("bi,oij,bj->ob", (136, 5), (96, 5, 136), (136, 136)),  # the result along rows, columns in two parts
+    ("abi,oij,abj->abo", (3, 70, 4), (33, 4, 64), (3, 70, 64)),  # several axes of rows, rows that begin at odd places
+    ("ijk,jr,kr->ir", (72, 5, 72), (5, 40), (72, 40)),
+    ("ki,k,kj->ij", (200, 136), (200,), (200, 72)),  # the factor goes along with the sum, the left operand lies turned
+    ("bij,bj,bjk->bki", (2, 72, 136), (2, 136), (2, 136, 64)),
+    ("clhn,chpn,hcl->clhp", (2, 70, 2, 40), (2, 2, 40, 40), (2, 2, 70)),
+]
+
+STAYING = [
+    ("ik,kj->ij", (700, 160), (160, 96)),  # columns in two parts
+    ("bda,dc->abc", (5, 152, 136), (152, 288)),  # the left one along rows, steps that aren't whole
+    ("acd,db->abc", (9, 80, 264), (264, 64)),  # the result along rows
+    ("ik,jk->ij", (450, 264), (65, 264)),  # threads write
+]
+"""Where the right operand may stay in shared memory, on a device so small that each program has several tiles."""
+
+
+def boxes(equation: str, operands: Any, on: Any = ON) -> list[BoxCandidate]:
     dtype = str(operands[0].dtype).removeprefix("torch.")
-    found = kernel_candidates(fused_step(equation, operands), dtype, ON)
-    return [each for each in found if isinstance(each, BoxCandidate)]
+    return [
+        way for way in kernel_candidates(fused_step(equation, operands), dtype, on) if isinstance(way, BoxCandidate)
+    ]
 
 
-def boxes_executed(equation: str, operands: Any) -> list[BoxCandidate]:
+def boxes_executed(equation: str, operands: Any, on: Any = ON) -> list[BoxCandidate]:
     """Those that can be executed on a CPU: Triton adds up the parts of sums, on a GPU where there is one."""
-    return [each for each in boxes(equation, operands) if DEVICE == "cpu" or each.tiling.split == 1]
+    return [way for way in boxes(equation, operands, on) if DEVICE == "cpu" or way.tiling.split == 1]
 
 
 @on_hopper
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize(("equation", "left", "right"), PROBLEMS)
-def test_boxes(equation: str, left: tuple[int, ...], right: tuple[int, ...], dtype: str) -> None:
-    operands = [torch.randn(shape, dtype=getattr(torch, dtype), device="cuda") for shape in (left, right)]
+@problems(*PROBLEMS)
+def test_boxes(equation: str, shapes: Any, dtype: str) -> None:
+    operands = [torch.randn(shape, dtype=getattr(torch, dtype), device="cuda") for shape in shapes]
     found = boxes(equation, operands)
     assert found
     check(equation, operands, found)
 
 
-@pytest.mark.parametrize(("equation", "left", "right"), PROBLEMS)
-def test_boxes_on_a_cpu(
-    equation: str, left: tuple[int, ...], right: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every tiling, with several tiles for each program."""
-    monkeypatch.setattr(candidates, "_BOXES_WORTH_TRYING", 20)
-    operands = [torch.randn(shape).half() for shape in (left, right)]
+@problems(*PROBLEMS, *FACTORED, *STAYING)
+def test_boxes_on_a_cpu(equation: str, shapes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every tiling, with several tiles for each program: both warp groups have parts of each, or take turns."""
+    stays = (equation, *shapes) in STAYING
+    monkeypatch.setattr(candidates, "_BOXES_WORTH_TRYING", 40 if stays else 20)
+    operands = halves(*shapes)
     with boxes_on_cpu(2):
-        found = boxes_executed(equation, operands)
+        found = boxes_executed(equation, operands, replace(ON, units=2) if stays else ON)
+        if stays:
+            found = [way for way in found if way.tiling.resident]
+            assert {way.tiling.turns for way in found} == {1, 2}
         assert found
         check(equation, operands, found)
 
 
-@pytest.mark.parametrize(
-    ("equation", "left", "right"),
-    [
-        ("ik,kj->ij", (700, 160), (160, 96)),  # columns in two parts
-        ("bda,dc->abc", (5, 152, 136), (152, 288)),  # the left one along rows, steps that aren't whole
-        ("acd,db->abc", (9, 80, 264), (264, 64)),  # the result along rows
-        ("ik,jk->ij", (450, 264), (65, 264)),  # threads write
-    ],
-)
-def test_a_right_operand_that_stays(
-    equation: str, left: tuple[int, ...], right: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a device so small that each program has several tiles: both warp groups have parts of each, or take turns."""
-    monkeypatch.setattr(candidates, "_BOXES_WORTH_TRYING", 40)
-    operands = [torch.randn(shape).half() for shape in (left, right)]
-    with boxes_on_cpu(2):
-        found = kernel_candidates(fused_step(equation, operands), "float16", replace(ON, units=2))
-        stays = [each for each in found if isinstance(each, BoxCandidate) and "stays" in each.name]
-        assert {each.tiling.turns for each in stays} == {1, 2}
-        check(equation, operands, stays)
-
-
 def test_a_result_that_the_hardware_writes_in_another_order() -> None:
-    operands = [torch.randn(shape).half() for shape in ((136, 72), (65, 72))]
+    operands = halves((136, 72), (65, 72))
     with boxes_on_cpu(2):
         found = boxes_executed("ik,jk->ij", operands)
         assert {(each.tiling.loose, each.in_order) for each in found} == {(True, True), (False, False)}
@@ -126,47 +133,25 @@ def test_another_kernel_where_an_address_is_not_aligned() -> None:
         assert (run(*operands).double() - expected).abs().max() < 0.1
 
 
-def loops(equation: str, *shapes: tuple[int, ...], dtype: Any = torch.float16) -> Any:
-    operands = [torch.empty(shape, dtype=dtype) for shape in shapes]
-    step = fused_step(equation, operands)
+@problems(PROBLEMS[7], PROBLEMS[8])
+def test_another_kernel_where_the_launcher_refuses_an_address(equation: str, shapes: Any) -> None:
+    operands = [each.to(DEVICE) for each in halves(*shapes)]
+    with boxes_on_cpu(2), mock.patch.object(BoxKernel, "__call__", return_value=False):
+        check(equation, operands, boxes(equation, operands))
+
+
+def loops(equation: str, *shapes: tuple[int, ...]) -> Any:
+    step = fused_step(equation, [torch.empty(shape, dtype=torch.float16, device="meta") for shape in shapes])
     return problem(step, contiguous_strides(step.shape))
 
 
-def test_boxes_extend_along_what_is_contiguous() -> None:
-    for _, tiling in tilings(loops("bda,dc->abc", (5, 96, 136), (96, 288)), "float16", ON):
-        assert tiling.left.turned != tiling.right.turned
-        for view in (tiling.left, tiling.right, tiling.out):
-            assert view.dims[-1].stride == 1
-            assert view.dims[-1].box > 1
-            assert sum(dim.box > 1 for dim in view.dims) == 2
-
-
-@pytest.mark.parametrize(("equation", "left", "right"), PROBLEMS)
-def test_tiles_cover_the_result_once(equation: str, left: tuple[int, ...], right: tuple[int, ...]) -> None:
-    """Every element of the result is in exactly one box, by the arithmetic that the kernel does."""
-    of = loops(equation, left, right)
-    for _, tiling in tilings(of, "float16", ON)[:4]:
-        batches, rows, columns, _ = tiling.tiles
-        seen = set()
-        for number in range(batches * rows * columns):
-            index = (number // (rows * columns), number // columns % rows, number % columns)
-            seen.add(tuple(index[dim.role] // dim.divisor % dim.count * dim.step for dim in tiling.out.dims))
-        assert len(seen) == batches * rows * columns
-        for at, dim in enumerate(tiling.out.dims):
-            starts = {place[at] for place in seen}
-            assert starts == set(range(0, dim.size, dim.step))
-
-
-@pytest.mark.parametrize(
-    ("equation", "left", "right"),
-    [
-        ("ik,kj->ij", (256, 100), (100, 256)),  # strides of 200 bytes
-        ("aebf,dfce->abcd", (8, 16, 8, 64), (8, 64, 8, 16)),  # contiguous along two contracted axes
-        ("dca,bd->abc", (64, 64, 64), (64, 64)),  # contiguous along two kinds of rows
-    ],
+@problems(
+    ("ik,kj->ij", (256, 100), (100, 256)),  # strides of 200 bytes
+    ("aebf,dfce->abcd", (8, 16, 8, 64), (8, 64, 8, 16)),  # contiguous along two contracted axes
+    ("dca,bd->abc", (64, 64, 64), (64, 64)),  # contiguous along two kinds of rows
 )
-def test_no_boxes_where_strides_forbid_it(equation: str, left: tuple[int, ...], right: tuple[int, ...]) -> None:
-    assert tilings(loops(equation, left, right), "float16", ON) == []
+def test_no_boxes_where_strides_forbid_it(equation: str, shapes: Any) -> None:
+    assert tilings(loops(equation, *shapes), "float16", ON) == []
 
 
 def test_no_boxes_of_wide_elements_nor_of_negative_strides() -> None:
@@ -177,38 +162,11 @@ def test_no_boxes_of_wide_elements_nor_of_negative_strides() -> None:
     assert tilings(Contraction((), (rows,), (columns,), (contracted,)), "float16", ON) == []
 
 
-FACTORED = [
-    ("bi,oij,bj->bo", (200, 6), (40, 6, 72), (200, 72)),
-    ("bi,oij,bj->bo", (70, 12), (200, 12, 64), (70, 64)),  # the sum in parts
-    ("bi,oij,bj->ob", (136, 5), (96, 5, 136), (136, 136)),  # the result along rows, columns in two parts
-    ("abi,oij,abj->abo", (3, 70, 4), (33, 4, 64), (3, 70, 64)),  # several axes of rows, rows that begin at odd places
-    ("ijk,jr,kr->ir", (72, 5, 72), (5, 40), (72, 40)),
-    ("ki,k,kj->ij", (200, 136), (200,), (200, 72)),  # the factor goes along with the sum, the left operand lies turned
-    ("bij,bj,bjk->bki", (2, 72, 136), (2, 136), (2, 136, 64)),
-    ("clhn,chpn,hcl->clhp", (2, 70, 2, 40), (2, 2, 40, 40), (2, 2, 70)),
-]
-
-
-def factored(shapes: Any, device: str) -> Any:
-    return [torch.randn(shape, device=device).half() for shape in shapes]
-
-
-@pytest.mark.parametrize("case", FACTORED)
-def test_a_left_operand_that_is_a_product(case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(candidates, "_BOXES_WORTH_TRYING", 20)
-    equation, *shapes = case
-    operands = factored(shapes, "cpu")
-    with boxes_on_cpu(2):
-        found = boxes_executed(equation, operands)
-        assert found
-        check(equation, operands, found)
-
-
 @pytest.mark.skipif(DEVICE != "cpu" and not copies_boxes(), reason="needs a Hopper GPU, or none")
 @pytest.mark.filterwarnings("ignore:invalid value encountered in multiply")
 def test_an_infinite_factor_is_multiplied_with_what_there_is() -> None:
     """Boxes reach beyond the 72 positions of ``j``."""
-    factor, matrices, other = factored(((70, 6), (40, 6, 72), (70, 72)), DEVICE)
+    factor, matrices, other = (each.to(DEVICE) for each in halves((70, 6), (40, 6, 72), (70, 72)))
     factor[3, 2] = float("inf")
     matrices.abs_()
     other.abs_()

@@ -83,13 +83,19 @@ def library(predicted: float, real: float) -> Way:
     return Way("library", predicted, real)
 
 
-def test_the_fastest_is_chosen_by_measurement(offer: Any, memory: TimedMemory) -> None:
-    choose = offer(Way("one", 10, 9), Way("two", 11, 5), library=library(10, 7))
+def test_the_fastest_is_chosen_by_measurement_and_kept_on_disk(offer: Any, memory: TimedMemory) -> None:
+    """What doesn't compile is left out."""
+    ways = Way("broken", 10, 1, broken=True), Way("one", 10, 9), Way("two", 11, 5)
+    choose = offer(*ways, library=library(10, 7))
     assert choose("array") == ("two", 5)
     assert set(memory.measured) == {"one", "two", "library"}
     memory.measured.clear()
     assert choose("array") == ("two", 5)
+    assert offer(*ways, library=library(10, 7))("array")[0] == "two"
     assert not memory.measured
+    (entry,) = disk_cache.entries()
+    assert entry.record["choice"] == "two"
+    assert entry.record["candidates"] == {"broken": None, "one": 9, "two": 5, "library": 7}
 
 
 def test_the_library_may_be_called_in_other_ways(offer: Any, memory: TimedMemory) -> None:
@@ -128,20 +134,20 @@ def test_what_takes_long_is_timed_once_and_not_all_of_it(
     assert 2 <= len(memory.measured) <= 4
 
 
-def test_a_clear_margin_is_not_measured(offer: Any, memory: TimedMemory) -> None:
-    assert offer(Way("one", 10, 9), Way("slow", 90, 1), library=library(81, 1))("array")[0] == "one"
+@pytest.mark.parametrize(
+    ("ways", "by_library", "mode", "chosen"),
+    [
+        ([Way("one", 10, 9), Way("slow", 90, 1)], 81, "wait", "one"),
+        ([Way("one", 51, 1)], 10, "wait", "library"),
+        ([Way("broken", 1, 1, broken=True), Way("one", 10, 9), Way("two", 11, 5)], 12, "never", "one"),
+    ],
+)
+def test_clear_predictions_are_not_measured(
+    offer: Any, memory: TimedMemory, ways: Sequence[Way], by_library: float, mode: str, chosen: str
+) -> None:
+    """Nor is anything where that is to be never done: then it's the best prediction that compiles."""
+    assert offer(*ways, library=library(by_library, 1), mode=mode)("array")[0] == chosen
     assert not memory.measured
-
-
-def test_the_choice_is_kept_on_disk(offer: Any, memory: TimedMemory) -> None:
-    ways = Way("one", 10, 9), Way("two", 11, 5)
-    offer(*ways, library=library(10, 7))("array")
-    memory.measured.clear()
-    assert offer(*ways, library=library(10, 7))("array")[0] == "two"
-    assert not memory.measured
-    (entry,) = disk_cache.entries()
-    assert entry.record["choice"] == "two"
-    assert entry.record["candidates"] == {"one": 9, "two": 5, "library": 7}
 
 
 def test_the_choice_for_another_epilogue_is_another_one(offer: Any, memory: TimedMemory) -> None:
@@ -177,12 +183,6 @@ def test_settings_of_the_library(setting: str, dtype: str, monkeypatch: pytest.M
         setattr(matmul, setting, was)
     monkeypatch.setattr(torch.backends.cuda, "preferred_blas_library", lambda: "another")
     assert all(TorchMemory().library_settings(each) != settings for each, settings in before.items())
-
-
-def test_what_does_not_compile_is_left_out(offer: Any, memory: TimedMemory) -> None:
-    choose = offer(Way("broken", 10, 1, broken=True), Way("one", 11, 9), library=library(10, 7))
-    assert choose("array")[0] == "library"
-    assert next(iter(disk_cache.entries())).record["candidates"]["broken"] is None
 
 
 def test_another_order_has_to_be_clearly_faster(offer: Any, memory: TimedMemory) -> None:
@@ -285,14 +285,3 @@ def test_the_best_of_each_kernel_are_measured(offer: Callable[..., Choice], memo
     assert choice.chosen is others[0]
     assert {"kernel 0", "kernel 5", "other 0", "other 5", "library"} <= set(memory.measured)
     assert not {"kernel 6", "other 6"} & set(memory.measured)
-
-
-def test_never_takes_the_best_prediction_that_compiles(offer: Any, memory: TimedMemory) -> None:
-    ways = Way("broken", 1, 1, broken=True), Way("one", 10, 9), Way("two", 11, 5)
-    assert offer(*ways, library=library(12, 7), mode="never")("array")[0] == "one"
-    assert not memory.measured
-
-
-def test_kernels_far_behind_the_library_are_not_compiled(offer: Any, memory: TimedMemory) -> None:
-    assert offer(Way("one", 51, 1), library=library(10, 7))("array")[0] == "library"
-    assert not memory.measured

@@ -13,8 +13,7 @@ from kernel_tensors import MEMORY, randn
 from einops_fast.backends.triton.contraction.candidates import kernel_candidate, kernel_candidates
 from einops_fast.backends.triton.contraction.choice import Choice, StepProblem
 from einops_fast.backends.triton.contraction.generic import generic_kernel
-from einops_fast.backends.triton.contraction.launch import GENERIC
-from einops_fast.backends.triton.contraction.ways import KernelCandidate
+from einops_fast.backends.triton.contraction.ways import GENERIC, KernelCandidate
 from einops_fast.planning.epilogue import Epilogue
 
 
@@ -82,7 +81,7 @@ import torch
 from fused_steps import ON, fused_step
 
 from einops_fast.backends.triton.contraction.generic import generic_kernel  # noqa: E402
-from einops_fast.backends.triton.contraction.launch import GENERIC
+from einops_fast.backends.triton.contraction.ways import GENERIC
 
 finish(False)
 pretend(90)

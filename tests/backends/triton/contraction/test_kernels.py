@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 import torch
 from fused_steps import COMPLEX, KERNEL_DTYPES, ON, fused_step
-from kernel_problems import LAYOUTS, LOOPS, MATRICES, check, problems, sliced
-from kernel_tensors import DEVICE, MEMORY, Poisoned, decided, randn
+from kernel_problems import CHAINS, FACTORED, LAYOUTS, LOOPS, MATRICES, check, problems, sliced
+from kernel_tensors import DEVICE, MEMORY, Poisoned, decided, randn, randoms
 
 from einops_fast import autotune, fast_einsum
 from einops_fast.backends.triton.contraction import candidates
 from einops_fast.backends.triton.contraction.candidates import kernel_candidate, kernel_candidates
+from einops_fast.backends.triton.contraction.chain.kernel import ChainTiling
 from einops_fast.backends.triton.contraction.copies import with_copies
 from einops_fast.backends.triton.contraction.generic import generic_kernel
 from einops_fast.backends.triton.contraction.loops.kernel import ReductionTiling
@@ -41,51 +42,28 @@ def ways(equation: str, operands: Sequence[Any], most: int = MOST) -> list[Candi
     return [*found, *filter(None, [generic_kernel(step, dtype, ON)])]
 
 
-FACTORED = [
-    ("bi,oij,bj->bo", (21, 6), (5, 6, 17), (21, 17)),
-    ("bj,oij,bi->ob", (21, 17), (5, 6, 17), (21, 6)),
-    ("abk,kc,ak->cab", (3, 7, 18), (18, 9), (3, 18)),
-    ("nbi,nj,nijo->nbo", (2, 20, 3), (2, 17), (2, 3, 17, 6)),
+RIGHT = [
+    (case[0], case[1:], dtype, kind)
+    for cases, dtypes, kind in (
+        (MATRICES + LOOPS, KERNEL_DTYPES, None),
+        (FACTORED, ("float16", "bfloat16"), None),
+        (CHAINS, KERNEL_DTYPES, ChainTiling),
+        (MATRICES[::4] + LOOPS, COMPLEX, ReductionTiling),
+    )
+    for dtype in dtypes
+    for case in cases
 ]
-
-CHAINS = [
-    ("ai,ij,jb->ab", (37, 9), (9, 17), (17, 70)),
-    ("ai,ij,jk,kb->ab", (37, 9), (9, 20), (20, 5), (5, 35)),
-    ("jk,kb,ai,ij->ba", (17, 5), (5, 20), (37, 9), (9, 17)),
-    ("nai,ij,nbj->anb", (3, 20, 9), (9, 17), (3, 40, 17)),
-    ("caif,nij,njdb->nabcdf", (3, 5, 9, 2), (2, 9, 17), (2, 17, 4, 5)),
-    ("axy,yxz,bz->ba", (33, 3, 4), (4, 3, 7), (21, 7)),
-    ("ai,ij,jk,kl,lb->ab", (20, 5), (5, 6), (6, 7), (7, 3), (3, 33)),
-]
+"""Problems, and of which kind all their kernels are, if of one."""
 
 
-@pytest.mark.parametrize("dtype", KERNEL_DTYPES)
-@problems(*MATRICES, *LOOPS)
-def test_kernels_are_right(equation: str, shapes: Sequence[tuple[int, ...]], dtype: str) -> None:
-    operands = [randn(*shape, dtype=dtype, seed=at) for at, shape in enumerate(shapes)]
+@pytest.mark.parametrize(("equation", "shapes", "dtype", "kind"), RIGHT)
+def test_kernels_are_right(equation: str, shapes: Sequence[tuple[int, ...]], dtype: str, kind: Any) -> None:
+    operands = randoms(shapes, dtype)
     found = ways(equation, operands, MOST if dtype == "float16" else MOST // 2)
-    assert found[-1]._generic
+    # All but chains have a kernel for any size, too.
+    assert found[-1]._generic == (kind is not ChainTiling)
+    assert all(kind in (None, way.kind) for way in found)
     check(equation, operands, found)
-
-
-@pytest.mark.parametrize("dtype", COMPLEX)
-@problems(*MATRICES[::4], *LOOPS)
-def test_complex_numbers_are_multiplied(equation: str, shapes: Sequence[tuple[int, ...]], dtype: str) -> None:
-    operands = [randn(*shape, dtype=dtype, seed=at) for at, shape in enumerate(shapes)]
-    found = ways(equation, operands)
-    assert all(way.kind is ReductionTiling for way in found)
-    check(equation, operands, found)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@problems(*LOOPS[1:10:3])
-def test_layouts_of_complex_numbers_do_not_matter(
-    equation: str, shapes: Sequence[tuple[int, ...]], layout: str
-) -> None:
-    plain = [randn(*shape, dtype="complex64", seed=at) for at, shape in enumerate(shapes)]
-    for relaid in LAYOUTS[layout](plain[0])[:2]:
-        operands = [relaid, *plain[1:]]
-        check(equation, operands, ways(equation, operands, 1))
 
 
 @pytest.mark.gpu
@@ -99,44 +77,6 @@ def test_kernels_take_no_conjugates_for_what_is_in_memory() -> None:
     torch.testing.assert_close(conjugate, torch.einsum("bij,bij->bi", one, other.conj()))
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@problems(*FACTORED)
-def test_products_made_on_the_way_are_right(equation: str, shapes: Sequence[tuple[int, ...]], dtype: str) -> None:
-    operands = [randn(*shape, dtype=dtype, seed=at) for at, shape in enumerate(shapes)]
-    check(equation, operands, ways(equation, operands))
-
-
-@pytest.mark.parametrize("dtype", KERNEL_DTYPES)
-@problems(*CHAINS)
-def test_chains_are_right(equation: str, shapes: Sequence[tuple[int, ...]], dtype: str) -> None:
-    operands = [randn(*shape, dtype=dtype, seed=at) for at, shape in enumerate(shapes)]
-    found = ways(equation, operands)
-    assert all(way.name.startswith("chain") for way in found)
-    check(equation, operands, found)
-
-
-@pytest.mark.parametrize("order", list(permutations(range(4)))[::3])
-def test_matrices_of_a_chain_come_in_any_order(order: tuple[int, ...]) -> None:
-    terms, shapes = ("ai", "ij", "jk", "bk"), ((18, 9), (9, 17), (17, 5), (20, 5))
-    operands = [randn(*shapes[at], dtype="float16", seed=at) for at in order]
-    equation = ",".join(terms[at] for at in order) + "->ab"
-    assert [terms[order[slot]] for slot in fused_step(equation, operands).reads] == list(terms)
-    check(equation, operands, ways(equation, operands, 1))
-
-
-def test_infinity_beyond_what_a_tile_of_a_chain_holds_stays_out() -> None:
-    """Infinity in a row of the first product is next to positions that don't exist."""
-    left, middle, right = randn(20, 9), randn(9, 5), randn(5, 33)
-    left[3, 2] = float("inf")
-    middle[2] = 1.0
-    right.abs_()
-    for way in ways("ai,ij,jb->ab", (left, middle, right)):
-        result = way.run(MEMORY, 0)(left, middle, right)
-        assert (result[3] == float("inf")).all()
-        assert result[:3].isfinite().all()
-        assert result[4:].isfinite().all()
-
-
 def test_a_program_walks_along_columns() -> None:
     left, middle, right = randn(1200, 3, dtype="float16"), randn(3, 4, dtype="float16"), randn(4, 530, dtype="float16")
     found = kernel_candidates(fused_step("ai,ij,jb->ab", (left, middle, right)), "float16", replace(ON, units=2))
@@ -146,24 +86,28 @@ def test_a_program_walks_along_columns() -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@problems(*MATRICES[1:10:2], *LOOPS[1:10:2], CHAINS[4])
-def test_layouts_do_not_matter(equation: str, shapes: Sequence[tuple[int, ...]], layout: str) -> None:
-    plain = [randn(*shape, dtype="float16", seed=at) for at, shape in enumerate(shapes)]
+@pytest.mark.parametrize(
+    ("equation", "shapes", "dtype"),
+    [(case[0], case[1:], "float16") for case in (*MATRICES[1:10:2], *LOOPS[1:10:2], CHAINS[4])]
+    + [(case[0], case[1:], "complex64") for case in LOOPS[1:10:3]],
+)
+def test_layouts_do_not_matter(equation: str, shapes: Sequence[tuple[int, ...]], dtype: str, layout: str) -> None:
+    plain = randoms(shapes, dtype)
     for at, operand in enumerate(plain):
         for relaid in LAYOUTS[layout](operand):
             operands = [*plain[:at], relaid, *plain[at + 1 :]]
             check(equation, operands, ways(equation, operands, MOST // 2))
 
 
-def test_infinity_beyond_the_edge_stays_out() -> None:
-    """A tile reaches beyond the summed extent; what an operand without that axis has there must not count."""
-    left, right = randn(5, 33), randn(33)
-    left[0, 0] = float("inf")
-    right[0] = 1.0
-    for way in ways("ij,j->i", (left, right)):
-        result = way.run(MEMORY, 0)(left, right)
-        assert result[0] == float("inf")
-        assert result[1:].isfinite().all()
+@problems(("ij,j->i", (5, 33), (33,)), ("ai,ij,jb->ab", (20, 9), (9, 5), (5, 33)))
+def test_infinity_beyond_the_edge_stays_out(equation: str, shapes: Sequence[tuple[int, ...]]) -> None:
+    """A tile reaches beyond a summed extent; what an operand without that axis has there must not count."""
+    operands = [operand.abs_() for operand in randoms(shapes)]
+    operands[0][3, 2] = float("inf")
+    for way in ways(equation, operands):
+        result = way.run(MEMORY, 0)(*operands)
+        assert (result[3] == float("inf")).all()
+        assert result[[at for at in range(shapes[0][0]) if at != 3]].isfinite().all()
 
 
 COPIED = [
@@ -177,7 +121,7 @@ COPIED = [
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @problems(*COPIED)
 def test_kernels_on_copies_are_right(equation: str, shapes: Sequence[tuple[int, ...]], dtype: str) -> None:
-    operands = [randn(*shape, dtype=dtype, seed=at) for at, shape in enumerate(shapes)]
+    operands = randoms(shapes, dtype)
     found = kernel_candidates(fused_step(equation, operands), dtype, ON)
     copying = {way.name.split(", contraction")[0]: way for way in found if way.name.startswith("copy")}
     assert copying
@@ -203,7 +147,7 @@ def test_wide_offsets(equation: str, shapes: Sequence[tuple[int, ...]], monkeypa
     monkeypatch.setattr(Contraction, "wide", True)
     monkeypatch.setattr(Reduction, "wide", True)
     monkeypatch.setattr(ChainProblem, "wide", True)
-    operands = [randn(*shape, dtype="float16", seed=at) for at, shape in enumerate(shapes)]
+    operands = randoms(shapes, "float16")
     check(equation, operands, ways(equation, operands))
 
 
@@ -230,31 +174,27 @@ def test_copies_for_the_library_are_right() -> None:
             assert torch.equal(copy, each)
 
 
-@pytest.mark.parametrize("equation", ["ij,jk->ik", "ji,jk->ki", "ijk,kl->lij", "ai,bi->ba"])
-def test_single_products_the_other_way_round_are_right(equation: str) -> None:
+@pytest.mark.parametrize(
+    ("equation", "single"),
+    [(each, True) for each in ("ij,jk->ik", "ji,jk->ki", "ijk,kl->lij", "ai,bi->ba")]
+    + [(each, False) for each in ("bij,bjk->bik", "ij,j->i")],
+)
+def test_single_products_the_other_way_round_are_right(equation: str, single: bool) -> None:
     from einops_fast.backends.torch.einsum.libraries import TurningSingles, has_single
 
     sizes = dict(zip("ijklab", (40, 30, 50, 70, 90, 60), strict=True))
-    operands = [
-        randn(*(sizes[label] for label in term), dtype="float32") for term in equation.split("->")[0].split(",")
-    ]
+    operands = randoms([tuple(sizes[label] for label in term) for term in equation.split("->")[0].split(",")])
     step = fused_step(equation, operands)
-    assert has_single(step)
-    found = TurningSingles().library(step)(*operands)
-    torch.testing.assert_close(found, torch.einsum(equation, *operands), rtol=1e-5, atol=1e-4)
-
-
-def test_batches_and_vectors_stay_as_they_are() -> None:
-    from einops_fast.backends.torch.einsum.libraries import has_single
-
-    for equation, shapes in (("bij,bjk->bik", ((2, 3, 4), (2, 4, 5))), ("ij,j->i", ((3, 4), (4,)))):
-        assert not has_single(fused_step(equation, [randn(*shape, dtype="float32") for shape in shapes]))
+    assert has_single(step) == single
+    if single:
+        found = TurningSingles().library(step)(*operands)
+        torch.testing.assert_close(found, torch.einsum(equation, *operands), rtol=1e-5, atol=1e-4)
 
 
 def test_thin_products_are_tried_as_loops() -> None:
     """Where tiles of matrices would be mostly empty; the loops compute the same in every order of the result."""
     for shapes, thin in ((((40, 5, 8), (40, 30, 5)), True), (((40, 64, 64), (40, 30, 64)), False)):
-        left, right = (randn(*shape, dtype="float32", seed=at) for at, shape in enumerate(shapes))
+        left, right = randoms(shapes)
         equation = "abc,adb->acd" if thin else "abc,adc->abd"
         ways = kernel_candidates(fused_step(equation, (left, right)), "float32", ON)
         loops = [way for way in ways if way.kind is ReductionTiling]
@@ -287,7 +227,7 @@ def test_copies_have_aligned_rows() -> None:
         ("adbe,ecda->cba", ((2, 3, 20, 20), (20, 5, 3, 2)), 72),  # 3 of 20, each of them 24
         ("aebd,deca->cba", ((2, 6, 20, 3), (3, 6, 5, 2)), 18),  # 6 of 3, which would be 8
     ):
-        step = fused_step(equation, [randn(*shape, dtype="float16") for shape in shapes])
+        step = fused_step(equation, randoms(shapes, "float16"))
         strides = [copies[1].strides for copies, _ in with_copies(step, 2, True) if [*copies] == [1]]
         assert strides
         assert all(each[1] == row for each in strides), (equation, strides)
@@ -295,7 +235,7 @@ def test_copies_have_aligned_rows() -> None:
 
 def test_copies_are_matrices() -> None:
     """Rows and columns of such an operand are one axis each, in one order of the result; so are the contracted axes."""
-    operands = [randn(*shape, dtype="float16") for shape in ((4, 6, 5, 20), (3, 20, 8, 6))]
+    operands = randoms(((4, 6, 5, 20), (3, 20, 8, 6)), "float16")
     step = fused_step("aedf,bfce->abcd", operands)
     copies, then = with_copies(step, 2, True)[-1]
     assert copies.keys() == {0, 1}
@@ -361,14 +301,15 @@ def test_of_kernels_that_run_in_place_of_another_the_first_that_compiles_is_take
     ],
 )
 def test_a_kernel_is_found_by_its_name(equation: str, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[str]) -> None:
-    """That is how a choice on disk is taken up again."""
+    """That is how a choice on disk is taken up again; each has a name of its own."""
     for dtype in dtypes:
-        step = fused_step(equation, [randn(*shape, dtype=dtype) for shape in shapes])
-        for way in kernel_candidates(step, dtype, ON):
-            found = kernel_candidate(way.name, step, dtype, ON)
+        step = fused_step(equation, randoms(shapes, dtype))
+        ways = {way.name: way for way in kernel_candidates(step, dtype, ON)}
+        assert len(ways) == len(kernel_candidates(step, dtype, ON))
+        for name in [*ways][::9]:
+            found = kernel_candidate(name, step, dtype, ON)
             assert found is not None
-            assert found.name == way.name
-            assert getattr(found, "tiling", None) == getattr(way, "tiling", None)
+            assert getattr(found, "tiling", None) == getattr(ways[name], "tiling", None)
         assert kernel_candidate("contraction of nothing", step, dtype, ON) is None
 
 
@@ -379,7 +320,7 @@ def test_an_operand_is_loaded_through_several_axes() -> None:
         ("ebca,de->bacd", ((16, 5, 7, 3), (24, 16)), 2),  # 105 from one contracted position to the next
         ("ik,kj->ij", ((20, 65), (65, 24)), 2),  # rows and contracted positions are neighbours, but in no tile
     ):
-        operands = [randn(*shape, dtype="float16") for shape in shapes]
+        operands = randoms(shapes, "float16")
         step = fused_step(equation, operands)
         loops = problem(step, contiguous_strides(step.shape))
         assert isinstance(loops, Contraction)
@@ -388,7 +329,7 @@ def test_an_operand_is_loaded_through_several_axes() -> None:
 
 
 def test_other_orders_where_the_result_is_contiguous_along_the_batch() -> None:
-    operands = [randn(*shape, dtype="float16") for shape in ((60, 200, 256), (60, 256, 200))]
+    operands = randoms(((60, 200, 256), (60, 256, 200)), "float16")
     found = kernel_candidates(fused_step("aij,ajk->kia", operands), "float16", ON)
     assert {way.in_order for way in found} == {True, False}
     assert not found[0].in_order
@@ -407,7 +348,7 @@ def test_other_orders_where_the_result_is_contiguous_along_the_batch() -> None:
 )
 def test_loops_in_tiles_of_every_shape(equation: str, shapes: tuple[tuple[int, ...], ...]) -> None:
     """With runs along one axis or two, in steps or whole, in parts or not: the best of each."""
-    operands = [randn(*shape, dtype="float16", seed=at) for at, shape in enumerate(shapes)]
+    operands = randoms(shapes, "float16")
     kinds: dict[Any, Candidate] = {}
     for way in kernel_candidates(fused_step(equation, operands), "float16", ON):
         blocks = tuple(group.block > 1 for role in (way.tiling.free, way.tiling.summed) for group in role.groups)

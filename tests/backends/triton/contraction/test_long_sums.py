@@ -86,7 +86,7 @@ def unsplit(ways: Sequence[Candidate]) -> list[KernelCandidate]:
 def test_short_sums_have_no_totals() -> None:
     for k, totals in ((64, False), (128, False), (288, False), (400, True), (4096, True)):
         loops = contraction_of(torch.empty(4096, k, device="meta"), torch.empty(k, 4096, device="meta"))
-        chunks = {bool(tiling.chunk) for _, tiling in tilings(loops, "float32", ON) if tiling.split == 1}
+        chunks = {bool(tiling.chunk) for _, tiling in tilings(loops, ON) if tiling.split == 1}
         assert chunks == {totals}
 
 
