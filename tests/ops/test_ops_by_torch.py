@@ -9,7 +9,10 @@ import torch
 from ops_problems import LAYOUTS, assert_near, gradients, laid_out, leaf, randn
 
 from einops_fast import ops
+from einops_fast.backends.torch.ops import row_losses as torch_row_losses
+from einops_fast.backends.torch.ops import softmax as torch_softmax
 from einops_fast.backends.torch.ops.activation import activation_by_torch
+from einops_fast.backends.torch.ops.cross_entropy import RowLoss
 from einops_fast.ops.activation import ACTIVATIONS
 
 HALVES = ("float16", "bfloat16")
@@ -44,11 +47,90 @@ def test_rows_that_are_looked_at_or_not(function: Any, name: str, dtype: str) ->
         plain = function(x)
     torch.compiler.reset()
     compiled = torch.compile(function, fullgraph=True, backend="eager")(x)
-    with mock.patch("einops_fast.backends.torch.ops.softmax_pieces.may_read_values", return_value=False):
+    with mock.patch.object(torch_softmax, "may_read_values", return_value=False):
         expected = gradients(function, [leaf(x)])
     for got, wanted in zip([*found, plain, compiled], [*expected, expected[0], expected[0]], strict=True):
         torch.testing.assert_close(got, wanted, equal_nan=True)
     assert not function(randn(4, 6, dtype=dtype).cpu()).isnan().any()
+
+
+def added(dtype: str = "float32") -> Any:
+    return randn(4, 6, dtype=dtype, seed=4).cpu().masked_fill(~shown(True), -torch.inf)
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    **MASKS,
+    "of columns": {"mask": torch.tensor([True, False, True, True, False, True]), "temperature": 0.7},
+    "added, in few digits": {"mask": added("bfloat16"), "temperature": 2.0},
+    "added, in more digits": {"mask": added("float64")},
+    "causal, added": {"causal": "bottom_right", "mask": added()},
+    "other dtype": {"dtype": torch.float32, "mask": shown(True)},
+}
+
+
+@pytest.fixture
+def large() -> Any:
+    """Whatever the size, what a boolean mask hides is added as ``-inf``."""
+    with mock.patch.object(torch_softmax, "_LARGE", 0):
+        yield
+
+
+@pytest.mark.parametrize("function", [ops.softmax, ops.log_softmax])
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("dtype", [*HALVES, "float32", "float64"])
+def test_masks_of_large_tensors(option: str, dtype: str, function: Any) -> None:
+    """They give the bits of those of small ones, also beside NaN and infinities, in every layout."""
+    values, function = randn(3, 4, 6, dtype=dtype).cpu(), partial(function, **{"dim": 2, **OPTIONS[option]})
+    strange = values.clone()
+    strange[0, 0, 1], strange[0, 2], strange[1, 3, 2], strange[2, 3, 3] = torch.inf, -torch.inf, torch.nan, -torch.inf
+    for x in (strange, *[laid_out(values, layout) for layout in LAYOUTS]):
+        small = gradients(function, [leaf(x)])
+        with mock.patch.object(torch_softmax, "_LARGE", 0):
+            found = gradients(function, [leaf(x)])
+        torch.testing.assert_close(found, small, rtol=0.0, atol=0.0, equal_nan=True)
+        assert [each.stride() for each in found] == [each.stride() for each in small]
+
+
+@pytest.mark.parametrize("function", [ops.softmax, ops.log_softmax])
+def test_derivatives_of_large_tensors(function: Any, large: None) -> None:
+    x, mask = leaf(randn(3, 6).cpu()), leaf(randn(6, seed=1).cpu())
+
+    def finite(x: Any, mask: Any) -> Any:
+        by_numbers = function(x, mask=mask, temperature=2.0)
+        return by_numbers + function(x, mask=shown(True)[:3], causal=True).nan_to_num(neginf=0.0)
+
+    assert torch.autograd.gradcheck(finite, (x, mask))
+    assert torch.autograd.gradgradcheck(finite, (x, mask))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_logarithms_of_what_added_masks_hide_have_no_gradient(dtype: str) -> None:
+    """Of large numbers, they have one."""
+    for mask in (added(dtype), 1e4 * randn(4, 6, dtype=dtype).cpu()):
+        x, back = leaf(randn(4, 6, dtype=dtype).cpu()), randn(4, 6, dtype=dtype, seed=5).cpu()
+        (got,) = torch.autograd.grad(ops.log_softmax(x, mask=mask), x, back)
+        score, hidden = (x + mask).detach().double(), mask == -torch.inf
+        shares = score.softmax(-1).nan_to_num(0.0)
+        wanted = back.double() - shares * back.double().masked_fill(hidden, 0).sum(-1, True)
+        torch.testing.assert_close(got.double(), wanted.masked_fill(hidden, 0), rtol=2e-2, atol=4e-2)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("z_loss", [0.0, 0.2])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_losses_over_logits(weighted: bool, z_loss: float, dtype: str) -> None:
+    """In pieces of a few rows: the losses, and the gradients that are written over the logits if any are wanted."""
+    logits, target = randn(9, 5, dtype=dtype).cpu(), torch.arange(9) % 5
+    target[2] = -100
+    loss = RowLoss(randn(5, seed=1).abs().cpu() if weighted else None, -100, 0.1, z_loss)
+    back, exact, written = randn(9, seed=2).cpu(), leaf(logits.double()), logits.clone()
+    expected = loss.by_torch(exact, target, 1)
+    with mock.patch.object(torch_row_losses, "_LOGITS", 1), mock.patch.object(torch_row_losses, "_FEW_ROWS", 2):
+        found = torch_row_losses.losses_over_logits(loss, written, target)
+        assert torch.equal(written, logits)
+        assert torch.equal(torch_row_losses.losses_over_logits(loss, written, target, back), found)
+    assert_near(found, expected)
+    assert_near(written, torch.autograd.grad(expected, exact, back)[0])
 
 
 def test_in_transforms() -> None:

@@ -8,9 +8,14 @@ import torch
 import torch.nn.functional as F
 
 from einops_fast.backends.torch.ops.cross_entropy import RowLoss, cross_entropy_by_kernel, write_gradient
-from einops_fast.backends.torch.ops.pieces import room_for, rows_of_piece
 
 __all__ = ["losses_over_logits"]
+
+_LOGITS = 1 << 17
+"""Of a piece, for each thread: they stay in its cache from one function to the next."""
+
+_FEW_ROWS = 16
+"""Of a piece of long rows: enough that it takes longer than calling the functions for it."""
 
 
 def losses_over_logits(loss: RowLoss, logits: Any, target: Any, d_losses: Any = None) -> Any:
@@ -35,24 +40,17 @@ def _by_torch(loss: RowLoss, logits: Any, target: Any, d_losses: Any) -> Any:
     if d_losses is not None:
         back = torch.where(counts, d_losses.to(dtype), 0.0)
         number = torch.where(counts, target, 0)[:, None]
-    room, found = None, []
-    size = rows_of_piece(logits.shape[1])
+    found = []
+    size = max(_LOGITS * torch.get_num_threads() // logits.shape[1], _FEW_ROWS)
     for start in range(0, len(logits), size):
         at = slice(start, start + size)
-        part, to_part = logits[at], None if back is None else back[at]
-        inside = part.dtype == dtype and back is not None
-        if inside:
-            logs = part
-        else:
-            room = room_for(part, dtype, last=room)
-            logs = room.copy_(part)
-        lse = logs.logsumexp(1) if loss.z_loss else None
-        torch._log_softmax(logs, 1, False, out=logs)  # over its own input, which is in the cache
+        part = logits[at]
+        lse = part.to(dtype).logsumexp(1) if loss.z_loss else None
+        logs = torch.log_softmax(part, 1, dtype)
         found.append(_losses(loss, logs, target[at], counts[at], weight, lse))
         if back is not None:
-            _to_gradient(loss, logs, number[at], to_part, weight, lse)
-            if not inside:
-                part.copy_(logs)
+            _to_gradient(loss, logs, number[at], back[at], weight, lse)
+            part.copy_(logs)
     return torch.cat(found) if found else logits.new_empty(0, dtype=dtype)
 
 
