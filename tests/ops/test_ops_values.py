@@ -1,4 +1,4 @@
-"""What `dropout_add_layer_norm` takes beside rows and weights, approximate GELU, and NaN and infinity on the way."""
+"""Values of GELU, and NaN and infinity through a sum and a norm, or through an epilogue."""
 
 from typing import Any
 
@@ -14,24 +14,6 @@ from einops_fast.backends.triton.contraction.candidates import kernel_candidates
 from einops_fast.ops.activation import ACTIVATIONS
 
 inf, nan = torch.inf, torch.nan
-
-
-@pytest.mark.parametrize("by_kernels", [True, False])
-@pytest.mark.parametrize("rms", [False, True])
-@pytest.mark.parametrize("dim", [0, 1, -1])
-def test_sum_and_norm_along_any_axis(dim: int, rms: bool, by_kernels: bool) -> None:
-    shape = (6, 9, 5)
-    tensors = [leaf(randn(*shape)), leaf(randn(9, 1, seed=1)), leaf(randn(shape[dim], seed=2))]
-    tensors.append(leaf(randn(shape[dim], seed=3)))
-
-    def function(x: Any, residual: Any, weight: Any, bias: Any) -> Any:
-        return ops.dropout_add_layer_norm(x, residual, weight, bias, rms=rms, dim=dim)
-
-    def native(x: Any, residual: Any, weight: Any, bias: Any) -> Any:
-        summed = x + residual
-        return native_norm(rms, summed.movedim(dim, -1), weight, bias).movedim(-1, dim), summed
-
-    check(function, native, tensors, by_kernels)
 
 
 @pytest.mark.parametrize("rms", [False, True])

@@ -138,11 +138,14 @@ def leaf(values: Any) -> Any:
     return values.detach().requires_grad_()
 
 
-def gradients(function: Function, tensors: Sequence[Any], seed: int = 7) -> list[Any]:
-    """The results of a function and the gradients of its tensors, for random gradients of the results."""
+def gradients(function: Function, tensors: Sequence[Any], seed: int = 7, rounded: str = "") -> list[Any]:
+    """The results of a function and the gradients of its tensors, for random gradients of the results.
+
+    These are ``rounded`` to a dtype, or to that of the results.
+    """
     found = function(*tensors)
     results = found if isinstance(found, tuple) else (found,)
-    back = [randn(*each.shape, dtype=str(each.dtype)[6:], seed=seed).to(each.device) for each in results]
+    back = [randn(*each.shape, dtype=rounded or str(each.dtype)[6:], seed=seed).to(each) for each in results]
     wanted = [each for each in tensors if each is not None and each.requires_grad]
     return [*results, *torch.autograd.grad(results, wanted, back)]
 
