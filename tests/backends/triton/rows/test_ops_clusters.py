@@ -55,7 +55,7 @@ def clusters(share: Share) -> Iterator[list[str]]:
         found = [way for way in self.ways if way.name.startswith("clusters")]
         return (found[0], True) if found else choose(self, arrays)
 
-    one, several = (share._replace(late=False, kept=False),), (share._replace(each=1),)
+    one, several = (share._replace(late=False),), (share._replace(each=1),)
     with ExitStack() as stack:
         if DEVICE == "cpu":
             stack.enter_context(rows_on_cpu())
@@ -75,11 +75,7 @@ def clusters(share: Share) -> Iterator[list[str]]:
 
 @pytest.mark.parametrize(
     ("columns", "dtype", "share"),
-    [
-        (columns, dtype, Share(block, 2, 128, each))
-        for columns, block in COLUMNS
-        for dtype, each in zip(DTYPES, [0, 1, 1], strict=False)
-    ],
+    [(columns, dtype, Share(block, 2, 128)) for columns, block in COLUMNS for dtype in DTYPES],
 )
 @pytest.mark.parametrize("name", ["softmax", "log_softmax"])
 def test_softmax(name: str, columns: int, dtype: str, clusters: list[str]) -> None:
@@ -136,9 +132,9 @@ def test_gradient_where_something_was_hidden(clusters: list[str]) -> None:
 @pytest.mark.parametrize(
     ("columns", "dtype", "share"),
     [
-        *((columns, "float16", Share(block, 2, 128, 0, True, True)) for columns, block in COLUMNS[1:]),
-        *((columns, "float32", Share(block, 2, 128, 0, True, False)) for columns, block in COLUMNS[1:3]),
-        (656, "float16", Share(256, 2, 128, 0, False, True)),
+        *((columns, "float16", Share(block, 2, 128, 0, True)) for columns, block in COLUMNS[1:]),
+        *((columns, "float32", Share(block, 2, 128, 0, True)) for columns, block in COLUMNS[1:3]),
+        (656, "float16", Share(256, 2, 128)),
     ],
 )
 @pytest.mark.parametrize(("rms", "parameters"), [(False, ""), (True, "weight"), (False, "weight bias")])
