@@ -203,7 +203,7 @@ def _backward(ctx: Any, d_out: Any, *others: Any) -> tuple[Any, ...]:
         # The bias is in what is kept already; its gradient is made on the way.
         d_out, d_bias = activation_gradients(kept, None, None, d_out, ctx.activation, 0.0, of_bias)
     elif of_bias:
-        d_bias = d_out.sum(tuple(range(d_out.dim() - 1)))
+        d_bias = d_out.sum_to_size(bias.shape)  # no axis to sum over of one row, where `sum` would take all
     return (
         torch.matmul(d_out, weight) if of_x else None,
         _weight_gradient(d_out, x) if of_weight else None,
