@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from ops_problems import DEVICE, LAYOUTS, assert_near, kernels, laid_out, leaf, randn
+from ops_problems import DEVICE, LAYOUTS, assert_near, check, kernels, laid_out, leaf, randn
 
 from einops_fast import EinsumError, OperandError, ShapeError, ops
 from einops_fast.backends.torch.ops.activation import activation_by_torch
@@ -15,17 +15,11 @@ from einops_fast.ops.activation import ACTIVATIONS
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
 def test_kernels(activation: str, dtype: str) -> None:
     x, bias = leaf(3 * randn(2, 5, 37, dtype=dtype)), leaf(randn(37, dtype=dtype, seed=1))
-    back = randn(2, 5, 37, dtype=dtype, seed=2)
-    with kernels():
-        found = ops.dropout_bias_activation(x, bias, activation)
-        got = torch.autograd.grad(found, [x, bias], back)
-    native = activation_by_torch(x, bias, activation)
-    natives = torch.autograd.grad(native, [x, bias], back)
-    exact = [leaf(each.double()) for each in (x, bias)]
-    expected = activation_by_torch(*exact, activation)
-    assert found.dtype == native.dtype
-    assert_near(found, expected, native)
-    assert_near(got, torch.autograd.grad(expected, exact, back.double()), natives, 3.0)
+    check(
+        lambda *given: ops.dropout_bias_activation(*given, activation),
+        lambda *given: activation_by_torch(*given, activation),
+        [x, bias],
+    )
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)

@@ -11,7 +11,6 @@ from ops_problems import LAYOUTS, assert_near, gradients, laid_out, leaf, randn
 from einops_fast import ops
 from einops_fast.backends.torch.ops import row_losses as torch_row_losses
 from einops_fast.backends.torch.ops import softmax as torch_softmax
-from einops_fast.backends.torch.ops.activation import activation_by_torch
 from einops_fast.backends.torch.ops.cross_entropy import RowLoss
 from einops_fast.ops.activation import ACTIVATIONS
 
@@ -186,79 +185,6 @@ def test_dropout_behind_an_activation() -> None:
     torch.testing.assert_close(found[found != 0], expected[found != 0], rtol=2**-7, atol=0.0)
 
 
-@pytest.mark.parametrize("activation", ["relu", "leaky_relu", "gelu", "gelu_tanh", "silu"])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_activation_over_its_input(dtype: str, activation: str) -> None:
-    """But over nothing that is given, or needed for a gradient."""
-    x, bias = randn(4, 5, dtype=dtype).cpu(), randn(5, dtype=dtype, seed=1).cpu()
-    given = x.clone()
-    for each in (bias, None):
-        found = ops.dropout_bias_activation(x, each, activation)
-        assert torch.equal(x, given)
-        assert torch.equal(
-            found, gradients(lambda x, each=each: ops.dropout_bias_activation(x, each, activation), [leaf(x)])[0]
-        )
-
-
-SMOOTH = ["leaky_relu", "gelu", "gelu_tanh", "silu"]
-
-
-@pytest.mark.parametrize("activation", SMOOTH)
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("rows", [1, 3])
-def test_errors_of_activations(rows: int, layout: str, dtype: str, activation: str) -> None:
-    """Against float64, those of torch's functions in the same dtype are no smaller, and results lie like theirs."""
-    x, bias = (leaf(laid_out(randn(*shape, dtype=dtype).cpu(), layout)) for shape in ((rows, 4, 5), (5,)))
-
-    def by_torch(x: Any, bias: Any) -> Any:
-        return activation_by_torch(x + bias, None, activation)
-
-    exact = gradients(by_torch, [leaf(x.double()), leaf(bias.double())])
-    function = partial(ops.dropout_bias_activation, activation=activation)
-    ours, theirs = gradients(function, [x, bias]), gradients(by_torch, [x, bias])
-    assert ours[0].stride() == theirs[0].stride()
-    for got, native, wanted in zip(ours, theirs, exact, strict=True):
-        assert got.dtype == native.dtype
-        error, allowed = ((each - wanted).norm() for each in (got, native))
-        assert error <= 1.05 * allowed
-    with torch.no_grad():
-        assert torch.equal(function(x, bias), ours[0])
-
-
-@pytest.mark.parametrize("activation", SMOOTH)
-def test_derivatives_of_activations(activation: str) -> None:
-    """Gradients of gradients, of one operand or both, and gradients in a batch."""
-
-    def second(x: Any, bias: Any) -> Any:
-        found = ops.dropout_bias_activation(x, bias, activation)
-        both = torch.autograd.grad((found.float() ** 2).sum(), (x, bias), create_graph=True)
-        return torch.autograd.grad(sum((each.float() ** 2).sum() for each in both), (x, bias))
-
-    x, bias = randn(4, 5, dtype="bfloat16").cpu(), randn(5, dtype="bfloat16", seed=1).cpu()
-    found, expected = (second(leaf(x.to(kind)), leaf(bias.to(kind))) for kind in (torch.bfloat16, torch.float64))
-    for got, wanted in zip(found, expected, strict=True):
-        assert (got - wanted).norm() <= 0.02 * wanted.norm()
-    x, back = leaf(x), randn(2, 4, 5, dtype="bfloat16", seed=2).cpu()
-    result = ops.dropout_bias_activation(x, bias, activation)
-    batch = torch.autograd.grad(result, x, back, is_grads_batched=True, retain_graph=True)[0]
-    for got, each in zip(batch, back, strict=True):
-        torch.testing.assert_close(got, torch.autograd.grad(result, x, each, retain_graph=True)[0])
-
-
-def test_input_of_an_activation_may_be_written_over() -> None:
-    """Nothing needs it, or the bias, once there is a result."""
-    x, bias = (leaf(randn(*shape, dtype="bfloat16").cpu()) for shape in ((4, 5), (5,)))
-    before = x * 1
-    expected = gradients(ops.bias_gelu, [x, bias])[1]
-    found = ops.bias_gelu(before, bias)
-    with torch.no_grad():
-        before.zero_()
-        bias.zero_()
-    back = randn(*found.shape, dtype="bfloat16", seed=7).cpu()
-    torch.testing.assert_close(torch.autograd.grad(found, x, back)[0], expected)
-
-
 @pytest.mark.parametrize("dtype", HALVES)
 def test_sums_of_linear_are_rounded_with_the_bias(dtype: str) -> None:
     x, weight, bias = (randn(*shape, dtype=dtype).cpu() for shape in ((20, 64), (30, 64), (30,)))
@@ -267,19 +193,3 @@ def test_sums_of_linear_are_rounded_with_the_bias(dtype: str) -> None:
     found = ops.linear(x, weight, bias, activation="star_relu")
     assert_near(found, ops.dropout_bias_activation(by_torch.double(), None, "star_relu"))
     assert torch.equal(ops.linear(x, weight, bias.double()), by_torch)
-
-
-@pytest.mark.parametrize("factor", [1.0, 0.3])
-@pytest.mark.parametrize("retain", [False, True])
-def test_scaled_gradients_of_linear_cross_entropy(factor: float, retain: bool) -> None:
-    x, weight, target = leaf(randn(7, 5).cpu()), leaf(randn(9, 5).cpu()), torch.arange(7)
-    expected = torch.autograd.grad(
-        factor * torch.nn.functional.cross_entropy(torch.nn.functional.linear(x, weight), target), [x, weight]
-    )
-    loss = ops.linear_cross_entropy(x, weight, target)
-    back = torch.tensor(factor, dtype=torch.float64)
-    for again in (True, False) if retain else (False,):
-        found = torch.autograd.grad(loss, [x, weight], back, retain_graph=again)
-        torch.testing.assert_close(found, expected)
-        if again:  # nobody else's
-            found[0].zero_()

@@ -93,14 +93,9 @@ def test_rows_of_any_length_from_any_address(columns: int) -> None:
     with mock.patch.object(cross_entropy_plan, "loss_tilings", return_value=[TILES["cut"]]):
         clear_plans()
         for first in range(4):
+            options: dict[str, Any] = {"target": target, "reduction": "sum"}
             x = leaf(wide[:, first : first + columns])
-            with kernels():
-                found = ops.cross_entropy(x, target, reduction="sum")
-                (gradient,) = torch.autograd.grad(found, x)
-            exact = leaf(x.double())
-            expected = oracle(exact, target, reduction="sum")
-            assert_near(found, expected)
-            assert_near(gradient, torch.autograd.grad(expected, exact)[0])
+            check(partial(ops.cross_entropy, **options), partial(oracle, **options), [x])
     clear_plans()
 
 
@@ -108,14 +103,8 @@ def test_rows_of_any_length_from_any_address(columns: int) -> None:
 @pytest.mark.parametrize("classes", [1, 2, 3, 4, 5])
 def test_few_classes(classes: int, dtype: str) -> None:
     """Fewer than a thread reads at once."""
-    x, target = leaf(randn(7, classes, dtype=dtype)), targets(7, classes=classes)
-    exact = leaf(x.double())
-    with kernels():
-        found = ops.cross_entropy(x, target, label_smoothing=0.1)
-        (gradient,) = torch.autograd.grad(found, x)
-    expected = oracle(exact, target, label_smoothing=0.1)
-    assert_near(found, expected)
-    assert_near(gradient, torch.autograd.grad(expected, exact)[0])
+    options = {"target": targets(7, classes=classes), "label_smoothing": 0.1}
+    check(partial(ops.cross_entropy, **options), partial(oracle, **options), [leaf(randn(7, classes, dtype=dtype))])
 
 
 def test_long_rows_nan_and_no_class() -> None:

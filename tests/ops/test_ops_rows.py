@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from ops_cases import ALONG, CASES, ROWS, first_result, tensors_of
-from ops_problems import DEVICE, LAYOUTS, assert_near, check, gradients, kernels, leaf, randn
+from ops_problems import DEVICE, LAYOUTS, assert_near, check, kernels, leaf, randn
 
 from einops_fast import EinsumError, autotune, ops
 from einops_fast.runtime.plan_cache import clear_plans
@@ -25,10 +25,7 @@ def test_layouts(name: str, layout: str, dim: int) -> None:
         found = _results(case.native(x.movedim(dim, -1), *others))
         return tuple([each.movedim(-1, dim) if each.dim() else each for each in found])
 
-    with kernels():
-        found = gradients(partial(case.ours, dim=dim), tensors)
-    exact = gradients(native, [leaf(each.double()) for each in tensors], rounded="float32")
-    assert_near(found, exact, gradients(native, tensors), 3.0)
+    found = check(partial(case.ours, dim=dim), native, tensors)
     if found[0].dim() == 3:  # nothing was copied into another order
         order = [sorted(range(3), key=lambda at: -each.stride(at)) for each in (tensors[0], found[0])]
         assert order[0] == order[1]
@@ -42,15 +39,7 @@ def _results(found: Any) -> tuple[Any, ...]:
 @pytest.mark.parametrize("name", ROWS)
 def test_precision(name: str, dtype: str) -> None:
     case = ROWS[name]
-    tensors = [leaf(each) for each in tensors_of(case, 9, 200, dtype=dtype)]
-    with kernels():
-        found = gradients(case.ours, tensors)
-    native = gradients(case.native, tensors)
-    assert [each.dtype for each in found] == [each.dtype for each in native]
-    exact = gradients(case.native, [leaf(each.double()) for each in tensors], rounded=dtype)
-    results = len(found) - len(tensors)
-    assert_near(found[:results], exact[:results], native[:results])
-    assert_near(found[results:], exact[results:], native[results:], 3.0)
+    check(case.ours, case.native, [leaf(each) for each in tensors_of(case, 9, 200, dtype=dtype)])
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -89,10 +78,8 @@ def test_any_size(name: str, shape: tuple[int, ...], layout: str) -> None:
     case = ROWS[name]
     tensors = [leaf(each) for each in tensors_of(case, *shape, dtype="float32", layout=layout)]
     clear_plans()
-    with kernels(), autotune(ANY_SIZE):
-        found = gradients(case.ours, tensors)
-    exact = gradients(case.native, [leaf(each.double()) for each in tensors], rounded="float32")
-    assert_near(found, exact, gradients(case.native, tensors), 8.0)
+    with autotune(ANY_SIZE):
+        check(case.ours, case.native, tensors, factor=8.0, of_gradients=8.0)
 
 
 def test_backward_keeps_to_what_serves_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
