@@ -23,7 +23,7 @@ from ops_problems import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from einops_fast import EinsumError, OperandError, ShapeError, ops
+from einops_fast import ops
 from einops_fast.backends.torch.ops import linear_cross_entropy as torch_linear_cross_entropy
 from einops_fast.backends.torch.ops import logit_chunks as torch_logit_chunks
 
@@ -368,19 +368,3 @@ def test_chunks() -> None:
         assert rows(100, 8, 1000, gradients=True) == 256
         assert rows(100, 8, 1 << 27, gradients=False) == 1
     assert rows(8192, 2048, 50_257, gradients=True) == 2048
-
-
-def test_errors() -> None:
-    with pytest.raises(ShapeError, match=r"^axis 1 of linear_weight .* 4, .* 3"):
-        ops.linear_cross_entropy(torch.ones(2, 3), torch.ones(5, 4), torch.zeros(2))
-    with pytest.raises(ShapeError, match=r"^axis 0 of target .* 3, .* 2"):
-        ops.linear_cross_entropy(torch.ones(2, 3), torch.ones(5, 3), torch.zeros(3))
-    for chunk in (0, 1.5):
-        with pytest.raises(EinsumError, match=f"chunk .* not {chunk}"):
-            ops.linear_cross_entropy(torch.ones(2, 3), torch.ones(5, 3), torch.zeros(2).long(), chunk=chunk)
-    with pytest.raises(OperandError, match=r"target .* not float32"):
-        ops.linear_cross_entropy(torch.ones(2, 3), torch.ones(5, 3), torch.zeros(2))
-    with pytest.raises(ShapeError, match="input has no axis"):
-        ops.linear_cross_entropy(torch.tensor(1.0), torch.ones(5, 3), torch.tensor(0))
-    with pytest.raises(OperandError, match=r"^linear_weight has dtype float64, input float32"):
-        ops.linear_cross_entropy(torch.ones(2, 3), torch.ones(5, 3).double(), torch.zeros(2).long())

@@ -21,7 +21,7 @@ from ops_problems import (
 )
 from optional_mxnet import mxnet_or_skip
 
-from einops_fast import EinsumError, OperandError, ShapeError, SubscriptsError, ops
+from einops_fast import OperandError, ops
 from einops_fast.backends.triton.rows.rows import RowTiling
 from einops_fast.backends.triton.rows.softmax import plan as softmax_plan
 from einops_fast.runtime.plan_cache import clear_plans
@@ -193,25 +193,11 @@ def test_mxnet_gradient() -> None:
     np.testing.assert_allclose(x.grad.asnumpy(), expected.cpu().numpy(), rtol=1e-6, atol=1e-8)
 
 
-def test_names_and_errors() -> None:
+def test_names_and_numbers() -> None:
     x = np.ones((2, 3))
     np.testing.assert_allclose(ops.softmax(x, "i", pattern="ij").sum(0), 1)
     np.testing.assert_allclose(ops.softmax(x, "row", pattern="row column").sum(0), 1)
-    with pytest.raises(SubscriptsError, match="no axis 'k'"):
-        ops.softmax(x, "k", pattern="ij")
-    with pytest.raises(SubscriptsError, match="pattern"):
-        ops.softmax(x, "k")
-    with pytest.raises(ShapeError, match="axis 2 of an array with 2 axes"):
-        ops.softmax(x, 2)
-    with pytest.raises(ShapeError, match=r"^axis 1 of mask .* size 2, but axis 1 of input .* size 3"):
-        ops.softmax(x, mask=np.ones((2, 2), bool))
-    with pytest.raises(ShapeError, match=r"^mask .* 1 axes, more than the 0 of input"):
-        ops.softmax(torch.tensor(2.0), mask=torch.ones(3, dtype=torch.bool))
     assert ops.softmax(torch.tensor(2.0), mask=torch.tensor(False)) == 0
-    with pytest.raises(EinsumError, match="temperature"):
-        ops.softmax(x, temperature=0)
-    with pytest.raises(ShapeError, match="causal"):
-        ops.softmax(x[0], causal=True)
 
 
 @pytest.mark.parametrize("framework", ["numpy", "cupy", "mxnet"])
@@ -247,26 +233,6 @@ def test_nan_beside_what_is_hidden_in_mxnet() -> None:
     np.testing.assert_allclose(found.asnumpy(), expected.detach().numpy(), atol=1e-6)
     np.testing.assert_allclose(x.grad.asnumpy(), exact.grad.numpy(), atol=1e-6)
     assert ops.softmax(mx.np.array(1.0)).item() == 1.0
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"mask": torch.tensor([1, 0, 1])}, "mask is boolean or has floating-point numbers"),
-        ({"dtype": torch.int32}, "dtype is a floating-point type"),
-        ({"dtype": "foo"}, "dtype is a floating-point type"),
-        ({"dim": 1.0}, "dim is the number of an axis"),
-        ({"pattern": 3}, "pattern has the names"),
-        ({"causal": torch.ones(2)}, "causal is True"),
-        ({"temperature": "hot"}, "temperature is a positive number"),
-        ({"temperature": 10**400}, "temperature is a positive number"),
-        ({"temperature": torch.tensor(2.0)}, "temperature is a number"),
-        ({"mask": torch.ones(3, device="meta")}, "mask is on meta, the input on cpu"),
-    ],
-)
-def test_what_is_no_option(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(EinsumError, match=message):
-        ops.softmax(torch.zeros(2, 3), **options)
 
 
 @pytest.mark.parametrize("compiled", [False, True])
