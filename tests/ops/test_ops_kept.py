@@ -34,7 +34,7 @@ def _with(function: Any, others: list[Any], x: Any) -> Any:
 def test_other_calls_are_read_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever differs from what was kept: layout, dtype, gradients, autocast, a transform, a trace."""
     case = CALLS[name]
-    others = [each.float().cpu() for each in tensors_of(case, 4, 6)[1:]]
+    others = [each.float().cpu() for each in tensors_of(case.takes, 4, 6)[1:]]
     ours, native = (partial(_with, first_result(each), others) for each in (case.ours, case.native))
     clear_plans()
     for _ in range(3):

@@ -18,7 +18,7 @@ from einops_fast.runtime.tuning import ANY_SIZE
 @pytest.mark.parametrize("name", ALONG)
 def test_layouts(name: str, layout: str, dim: int) -> None:
     case = ALONG[name]
-    tensors = [leaf(each) for each in tensors_of(case, 3, 18, 5, dtype="float32", layout=layout, dim=dim)]
+    tensors = [leaf(each) for each in tensors_of(case.takes, 3, 18, 5, dtype="float32", layout=layout, dim=dim)]
     tensors[1:] = [leaf(torch.stack([each, each], -1)[:, 1]) for each in tensors[1:]]
 
     def native(x: Any, *others: Any) -> Any:
@@ -39,13 +39,13 @@ def _results(found: Any) -> tuple[Any, ...]:
 @pytest.mark.parametrize("name", ROWS)
 def test_precision(name: str, dtype: str) -> None:
     case = ROWS[name]
-    check(case.ours, case.native, [leaf(each) for each in tensors_of(case, 9, 200, dtype=dtype)])
+    check(case.ours, case.native, [leaf(each) for each in tensors_of(case.takes, 9, 200, dtype=dtype)])
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_expanded_and_empty(name: str) -> None:
     case = ROWS[name]
-    x, *others = (leaf(each) for each in tensors_of(case, 5, 7))
+    x, *others = (leaf(each) for each in tensors_of(case.takes, 5, 7))
     check(case.ours, case.native, [leaf(x.detach()[:1].expand(5, 7)), *others])
     x = torch.empty(0, 7, dtype=torch.float64, device=DEVICE, requires_grad=True)
     with kernels(queued=False):
@@ -58,7 +58,7 @@ def test_expanded_and_empty(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_functional_gradients(name: str) -> None:
     case = CASES[name]
-    x, *others = tensors_of(case, 6, 5)
+    x, *others = tensors_of(case.takes, 6, 5)
 
     def cubes(function: Any, x: Any) -> Any:
         return first_result(function)(x, *others).pow(3).sum()
@@ -76,7 +76,7 @@ def test_functional_gradients(name: str) -> None:
 def test_any_size(name: str, shape: tuple[int, ...], layout: str) -> None:
     """Also where tiles are longer than a row."""
     case = ROWS[name]
-    tensors = [leaf(each) for each in tensors_of(case, *shape, dtype="float32", layout=layout)]
+    tensors = [leaf(each) for each in tensors_of(case.takes, *shape, dtype="float32", layout=layout)]
     clear_plans()
     with autotune(ANY_SIZE):
         check(case.ours, case.native, tensors, factor=8.0, of_gradients=8.0)

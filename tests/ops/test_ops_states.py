@@ -43,7 +43,7 @@ def test_dropout_is_drawn_again_in_checkpoints(reentrant: bool) -> None:
 
 
 def operands(name: str, rows: int = 6, dtype: str = "float32") -> list[Any]:
-    return [leaf(each) for each in tensors_of(CASES[name], rows, 8, dtype=dtype)]
+    return [leaf(each) for each in tensors_of(CASES[name].takes, rows, 8, dtype=dtype)]
 
 
 def check_same(found: Any, expected: Any, tensors: list[Any]) -> None:

@@ -21,10 +21,10 @@ class Case(NamedTuple):
     takes: str = ""
 
 
-def tensors_of(case: Case, *shape: int, dtype: str = "float64", layout: str = "contiguous", dim: int = -1) -> list[Any]:
-    """Return rows of this layout along an axis, and what else a case takes."""
+def tensors_of(takes: str, *shape: int, dtype: str = "float64", layout: str = "contiguous", dim: int = -1) -> list[Any]:
+    """Return rows of this layout along an axis, and what else a case ``takes``."""
     sizes = {"m": (shape[dim],) * 2, "v": (shape[dim],)}
-    others = [randn(*sizes[each], dtype=dtype, seed=at) for at, each in enumerate(case.takes, 1)]
+    others = [randn(*sizes[each], dtype=dtype, seed=at) for at, each in enumerate(takes, 1)]
     return [laid_out(randn(*shape, dtype=dtype), layout), *others]
 
 

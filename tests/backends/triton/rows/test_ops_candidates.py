@@ -59,7 +59,7 @@ if DEVICE == "cuda":  # Triton's interpreter takes long, knows no alignment, and
 @pytest.mark.parametrize("name", ["softmax", "layer_norm", "cross_entropy"])
 def test_neighbours_in_different_rows_along_two_axes(name: str, inner: int) -> None:
     case = ALONG[name]
-    tensors = [leaf(each) for each in tensors_of(case, 5, 70, inner, dtype="float32", dim=1)]
+    tensors = [leaf(each) for each in tensors_of(case.takes, 5, 70, inner, dtype="float32", dim=1)]
 
     def native(x: Any, *others: Any) -> Any:
         found = case.native(x.movedim(1, -1), *others)
@@ -77,7 +77,7 @@ def others(count: int) -> list[int]:
 @pytest.mark.parametrize("name", ROWS)
 def test_candidates(name: str, shape: str) -> None:
     case, (sizes, layout) = ROWS[name], SHAPES[shape]
-    tensors = [leaf(each) for each in tensors_of(case, *sizes, dtype="float32", layout=layout)]
+    tensors = [leaf(each) for each in tensors_of(case.takes, *sizes, dtype="float32", layout=layout)]
     expected = gradients(case.native, [leaf(each.double()) for each in tensors], rounded="float32")
     native = gradients(case.native, tensors)
     to_do, names = [0], set[str]()
@@ -99,7 +99,7 @@ def test_candidates(name: str, shape: str) -> None:
 
 @pytest.mark.parametrize("columns", [70, 72])  # whether four neighbours are drawn together
 def test_what_is_dropped_does_not_depend_on_tiles(columns: int) -> None:
-    x, weight, bias = tensors_of(ROWS["sum"], 40, columns, dtype="float32")
+    x, weight, bias = tensors_of("vv", 40, columns, dtype="float32")
     at, most, before = 0, 1, None
     while at < most:
         with Forced(at) as forced, kernels():
