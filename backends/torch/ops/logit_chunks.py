@@ -50,15 +50,6 @@ def row_parts(x: Any, size: int) -> Sequence[Any]:
     """Views of the rows of ``(..., features)``, in order, of at most so many each.
 
     They are cut where rows don't lie evenly; parts that go beyond, of more than two axes, have about half of them all.
-
-    Example:
-        >>> import torch
-        >>> from einops_fast.backends.torch.ops.logit_chunks import row_parts
-        >>> shifted = torch.empty(3, 9, 4)[:, :-1]
-        >>> [tuple(each.shape) for each in row_parts(shifted, 16)]
-        [(2, 8, 4), (1, 8, 4)]
-        >>> [tuple(each.shape) for each in row_parts(shifted, 7)]
-        [(4, 4), (4, 4), (4, 4), (4, 4), (4, 4), (4, 4)]
     """
     if x.dim() == 2:
         parts: Sequence[Any] = x.split(size)

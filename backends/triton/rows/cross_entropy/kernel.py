@@ -45,10 +45,7 @@ class CrossEntropyFeatures(RowFeatures):
 
 
 class CrossEntropyStrides(NamedTuple):
-    """Strides in elements: of the axes that count rows, then of the classes, which only ``x`` and ``dx`` have.
-
-    All are tuples: where others are among them, Triton 3.6 loses the strides that are 1 in loops.
-    """
+    """Strides in elements: of the axes that count rows, then of the classes, which only ``x`` and ``dx`` have."""
 
     x: Any
     target: Any
