@@ -35,7 +35,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-TILES = {
+TILES: dict[str, RowTiling | None] = {
+    "by torch": None,
     "whole": RowTiling(4, 32, True),
     "looped": RowTiling(2, 16, False),
     "cut": RowTiling(1, 8, False, 2),  # at addresses from which vectors can be read
@@ -43,10 +44,14 @@ TILES = {
 
 
 @pytest.fixture(params=TILES)
-def tiles(request: pytest.FixtureRequest) -> Any:
-    with mock.patch.object(cross_entropy_plan, "loss_tilings", return_value=[TILES[request.param]]):
+def by_kernels(request: pytest.FixtureRequest) -> Any:
+    """Whether kernels run, in one of their ways, or torch's functions."""
+    tiling = TILES[request.param]
+    if tiling is None and DEVICE == "cuda":
+        pytest.skip("there the kernels are called")
+    with mock.patch.object(cross_entropy_plan, "loss_tilings", return_value=[tiling]):
         clear_plans()
-        yield
+        yield tiling is not None
     clear_plans()
 
 
@@ -57,10 +62,11 @@ def wanted(option: str, target: Any) -> Any:
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("option", OPTIONS)
-def test_kernels(option: str, reduction: str, tiles: Any) -> None:
-    x, target = leaf(randn(3, 4, 21)), wanted(option, targets(3, 4))
-    options = {**OPTIONS[option], "target": target, "reduction": reduction}
-    check(partial(ops.cross_entropy, **options), partial(oracle, **options), [x])
+@pytest.mark.parametrize("dim", [1, -1])
+def test_options(option: str, reduction: str, dim: int, by_kernels: bool) -> None:
+    x, target = leaf(randn(3, 21, 4).movedim(1, dim)), wanted(option, targets(3, 4))
+    options = {**OPTIONS[option], "target": target, "reduction": reduction, "dim": dim}
+    check(partial(ops.cross_entropy, **options), partial(oracle, **options), [x], by_kernels)
 
 
 @pytest.mark.parametrize(("option", "reduction"), [("plain", "sum"), ("weighted", "mean")])
@@ -75,14 +81,6 @@ def test_losses_of_many_rows(option: str, reduction: str) -> None:
     for got, same, expected in zip(found, again, gradients(partial(oracle, **options), [x]), strict=True):
         assert_near(got, expected)
         assert torch.equal(got, same)
-
-
-@pytest.mark.skipif(DEVICE == "cuda", reason="there the kernels are called")
-@pytest.mark.parametrize("option", OPTIONS)
-def test_torch_functions(option: str) -> None:
-    x, target = leaf(randn(3, 21, 4)), wanted(option, targets(3, 4))
-    options = {**OPTIONS[option], "target": target, "dim": 1}
-    check(partial(ops.cross_entropy, **options), partial(oracle, **options), [x], by_kernels=False)
 
 
 @pytest.mark.parametrize("columns", [1, 2, 9, 16, 37])

@@ -101,6 +101,11 @@ def namespace(framework: str) -> Any:
     return pytest.importorskip(framework)
 
 
+def as_numpy(array: Any) -> Any:
+    """An array of any framework as NumPy's."""
+    return array.asnumpy() if hasattr(array, "asnumpy") else array.get() if hasattr(array, "get") else array
+
+
 def randn(*shape: int, dtype: str = "float64", seed: int = 0) -> Any:
     """Normal numbers, the same on every device and, but for rounding, in every dtype."""
     generator = torch.Generator().manual_seed(seed + sum(shape))
