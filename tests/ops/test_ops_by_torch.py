@@ -9,7 +9,7 @@ import torch
 from ops_problems import LAYOUTS, assert_near, gradients, laid_out, leaf, randn
 
 from einops_fast import ops
-from einops_fast.backends.torch.ops import row_losses as torch_row_losses
+from einops_fast.backends.torch.ops import logit_chunks
 from einops_fast.backends.torch.ops import softmax as torch_softmax
 from einops_fast.backends.torch.ops.cross_entropy import RowLoss
 from einops_fast.ops.activation import ACTIVATIONS
@@ -124,10 +124,10 @@ def test_losses_over_logits(weighted: bool, z_loss: float, dtype: str) -> None:
     loss = RowLoss(randn(5, seed=1).abs().cpu() if weighted else None, -100, 0.1, z_loss)
     back, exact, written = randn(9, seed=2).cpu(), leaf(logits.double()), logits.clone()
     expected = loss.by_torch(exact, target, 1)
-    with mock.patch.object(torch_row_losses, "_LOGITS", 1), mock.patch.object(torch_row_losses, "_FEW_ROWS", 2):
-        found = torch_row_losses.losses_over_logits(loss, written, target)
+    with mock.patch.object(logit_chunks, "_LOGITS", 1), mock.patch.object(logit_chunks, "_FEW_ROWS", 2):
+        found = logit_chunks.losses_over_logits(loss, written, target)
         assert torch.equal(written, logits)
-        assert torch.equal(torch_row_losses.losses_over_logits(loss, written, target, back), found)
+        assert torch.equal(logit_chunks.losses_over_logits(loss, written, target, back), found)
     assert_near(found, expected)
     assert_near(written, torch.autograd.grad(expected, exact, back)[0])
 
