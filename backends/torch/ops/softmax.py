@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import isnan
+from math import isfinite, isnan, nan
 from typing import Any
 
 import torch
@@ -65,14 +65,19 @@ def _by_torch(
         kind = torch.promote_types(score.dtype, wanted)
         if (mask is None and queries is None) or not x.shape[dim]:
             return native(score, dim, dtype=kind).to(wanted)
-        found = native(_quickly_hidden(score, seen), dim, dtype=kind) if may_read_values(x) else None
-        if found is None or isnan(found.detach().select(dim, 0).sum().item()):
+        reads, total = may_read_values(x), nan
+        if reads:
+            score = _quickly_hidden(score, seen)
+            own = score is not x and score.dtype == kind and not score.requires_grad
+            found = native(score, dim, dtype=kind, out=score if own else None)
+            total = (found if log and found.requires_grad else found.select(dim, 0)).detach().sum().item()
+        if isnan(total):
             # Without anything to sum over, a row is NaN, all along, and so would be its gradients.
-            score = _hidden(score, seen)
+            score = _hidden(*_score(x, mask, dim, queries, shift, scale))
             empty = score.detach().amax(dim, keepdim=True) == _HIDDEN
             found = native(score.masked_fill(empty, 0.0), dim, dtype=kind)
             found = found.masked_fill(empty, _HIDDEN if log else 0.0)
-        if log:  # what is hidden is a constant
+        if log and not (reads and (isfinite(total) or not found.requires_grad)):  # what is hidden is a constant
             found = F.threshold(found, _HIDDEN, _HIDDEN)
         return found.to(wanted)
 
@@ -107,7 +112,9 @@ def _quickly_hidden(score: Any, seen: Any) -> Any:
     if seen is None or score.numel() < _LARGE or score.dtype not in _BITS:
         return _hidden(score, seen)
     integers, bits = _BITS[score.dtype]
-    return score + seen.to(integers).sub_(1).bitwise_and_(bits).view(score.dtype)
+    numbers = seen.to(integers).sub_(1).bitwise_and_(bits).view(score.dtype)
+    alike = numbers.shape == score.shape and numbers.stride() == score.stride()
+    return numbers.add_(score) if alike else score + numbers
 
 
 def _layouts(x: Any, *arguments: Any) -> tuple[Layout]:
