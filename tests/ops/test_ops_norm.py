@@ -18,6 +18,7 @@ from ops_problems import (
     laid_out,
     leaf,
     namespace,
+    native_norm,
     randn,
     where,
 )
@@ -100,6 +101,29 @@ def test_nan_and_infinity_as_torch(tiles: Any) -> None:
         torch.testing.assert_close(norm(x), torch.nn.functional.layer_norm(x, (21,)), equal_nan=True)
         # torch has two: on a GPU infinity makes the whole row NaN.
         torch.testing.assert_close(norm(x, rms=True), oracle(x, rms=True), equal_nan=True)
+
+
+@pytest.mark.parametrize("rms", [False, True])
+def test_nan_and_infinity_through_sum_and_norm(rms: bool) -> None:
+    inf = torch.inf
+    x, residual = randn(6, 20, dtype="float32"), randn(6, 20, dtype="float32", seed=1)
+    x[0, 1], x[1, 2], residual[2, 3], residual[3, 4], x[4, 5], residual[4, 5] = (
+        torch.nan,
+        inf,
+        inf,
+        torch.nan,
+        inf,
+        -inf,
+    )
+    weight = randn(20, dtype="float32", seed=2)
+    with kernels():
+        found, summed = ops.dropout_add_layer_norm(x, residual, weight, rms=rms)
+    torch.testing.assert_close(summed, x + residual, equal_nan=True)
+    square = (x + residual) * (x + residual)
+    # Written out: torch has two of RMS norm, of which one makes the whole row NaN.
+    expected = (x + residual) * (square.mean(-1, keepdim=True) + 1e-5).rsqrt() * weight
+    expected = expected if rms else native_norm(False, x + residual, weight)
+    torch.testing.assert_close(found, expected, equal_nan=True)
 
 
 def test_only_some_gradients() -> None:
