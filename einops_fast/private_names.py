@@ -161,10 +161,6 @@ _ROWS: tuple[tuple[str, ...], ...] = (
      "Ask whether a backward pass may run again.",
      "It may: gradients aren't made in the memory of what was saved."),
     # Functions and operators of torch
-    ("torch", "_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data",
-     "einops_fast.backends.torch.ops.softmax_pieces",
-     "Write softmax and its gradient to memory that is there.",
-     _CALLS_FAIL),
     ("torch", "_addmm_activation", "einops_fast.backends.torch.ops.linear",
      "Apply an activation in cuBLAS's epilogue.",
      _CALLS_FAIL),

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import torch
 from ops_problems import namespace
 
-from einops_fast import EinsumError, OperandError, nn, ops
+from einops_fast import EinsumError, OperandError, ShapeError, SubscriptsError, nn, ops
 
 X, MATRIX, VECTOR, TARGET = torch.ones(2, 4), torch.ones(4, 4), torch.ones(4), torch.zeros(2, dtype=torch.long)
 
@@ -147,15 +148,75 @@ def test_input_of_another_framework_while_torch_compiles() -> None:
         torch.compile(ops.softmax, fullgraph=True, backend="eager")(np.ones(3))
 
 
-def test_what_is_missing_or_no_number() -> None:
-    calls: dict[str, Callable[[], Any]] = {
-        "linear needs weight,": lambda: ops.linear(X, None),
-        "cross_entropy needs target,": lambda: ops.cross_entropy(X, None),
-        "p is a": lambda: ops.dropout_bias_activation(X, p="some"),
-        "ignore_index is": lambda: ops.cross_entropy(X, TARGET, ignore_index=1.5),
-        "label_smoothing is": lambda: ops.cross_entropy(X, TARGET, label_smoothing="some"),
-        "z_loss is": lambda: ops.cross_entropy(X, TARGET, z_loss=float("nan")),
-    }
-    for message, call in calls.items():
-        with pytest.raises(EinsumError, match=f"^{message}"):
-            call()
+ARRAY, TWO, CLASSES = np.ones((2, 3)), np.ones(2), np.array([0, 1])
+HIDDEN, SEEN = torch.ones(2, 3), torch.ones(3, dtype=torch.bool)
+
+
+def differ(name: str, axis: int, size: int, of: int, other: int = 3) -> str:
+    return rf"^axis {axis} of {name} .*size {size}, but axis {of} of input .*size {other}"
+
+
+ERRORS: list[tuple[type[EinsumError], str, Callable[[], Any]]] = [
+    # what is missing, or no number
+    (EinsumError, "^linear needs weight,", lambda: ops.linear(X, None)),
+    (EinsumError, "^cross_entropy needs target,", lambda: ops.cross_entropy(X, None)),
+    (EinsumError, "^p is a", lambda: ops.dropout_bias_activation(X, p="some")),
+    (EinsumError, "^ignore_index is", lambda: ops.cross_entropy(X, TARGET, ignore_index=1.5)),
+    (EinsumError, "^label_smoothing is", lambda: ops.cross_entropy(X, TARGET, label_smoothing="some")),
+    (EinsumError, "^label_smoothing is", lambda: ops.cross_entropy(ARRAY, CLASSES, label_smoothing=2)),
+    (EinsumError, "^z_loss is", lambda: ops.cross_entropy(X, TARGET, z_loss=float("nan"))),
+    (EinsumError, "reduction", lambda: ops.cross_entropy(ARRAY, CLASSES, reduction="max")),
+    (EinsumError, "eps is a number", lambda: ops.layer_norm(ARRAY, eps="small")),
+    (EinsumError, "probability", lambda: ops.dropout_add_layer_norm(torch.ones(2), p=2)),
+    (EinsumError, "'tanh'", lambda: ops.linear(HIDDEN, torch.ones(4, 3), activation="tanh")),
+    *[
+        (EinsumError, f"chunk .* not {chunk}", partial(ops.linear_cross_entropy, X, MATRIX, TARGET, chunk=chunk))
+        for chunk in (0, 1.5)
+    ],
+    # axes and their names
+    (SubscriptsError, "no axis 'k'", lambda: ops.softmax(ARRAY, "k", pattern="ij")),
+    (SubscriptsError, "pattern", lambda: ops.softmax(ARRAY, "k")),
+    (EinsumError, "pattern has the names", lambda: ops.softmax(ARRAY, pattern=3)),
+    (EinsumError, "dim is the number of an axis", lambda: ops.softmax(ARRAY, dim=1.0)),
+    (ShapeError, "axis 2 of an array with 2 axes", lambda: ops.softmax(ARRAY, 2)),
+    (ShapeError, "causal", lambda: ops.softmax(ARRAY[0], causal=True)),
+    (EinsumError, "together", lambda: ops.layer_norm(ARRAY, 3, dim=1)),
+    (EinsumError, r"normalized_shape .* not 3\.0", lambda: ops.rms_norm(ARRAY, 3.0)),
+    (ShapeError, "input has no axis", lambda: ops.linear_cross_entropy(torch.tensor(1.0), MATRIX, torch.tensor(0))),
+    # options of softmax
+    (EinsumError, "causal is True", lambda: ops.softmax(X, causal=torch.ones(2))),
+    (EinsumError, "temperature is a positive number", lambda: ops.softmax(ARRAY, temperature=0)),
+    (EinsumError, "temperature is a positive number", lambda: ops.softmax(X, temperature="hot")),
+    (EinsumError, "temperature is a positive number", lambda: ops.softmax(X, temperature=10**400)),
+    (EinsumError, "temperature is a number", lambda: ops.softmax(X, temperature=torch.tensor(2.0))),
+    (EinsumError, "dtype is a floating-point type", lambda: ops.softmax(X, dtype=torch.int32)),
+    (EinsumError, "dtype is a floating-point type", lambda: ops.softmax(X, dtype="foo")),
+    (OperandError, "mask is boolean or has floating-point", lambda: ops.softmax(X, mask=VECTOR.long())),
+    (OperandError, "mask is on meta, the input on cpu", lambda: ops.softmax(X, mask=VECTOR.to("meta"))),
+    # two sizes
+    (ShapeError, differ("mask", 1, 2, 1), lambda: ops.softmax(ARRAY, mask=np.ones((2, 2), bool))),
+    (ShapeError, differ("weight", 0, 2, 1), lambda: ops.layer_norm(ARRAY, weight=TWO)),
+    (ShapeError, differ("weight", 0, 2, 1), lambda: ops.cross_entropy(ARRAY, CLASSES, weight=TWO)),
+    (ShapeError, differ("weight", 1, 2, 1), lambda: ops.linear(HIDDEN, torch.ones(4, 2))),
+    (ShapeError, differ("bias", 0, 2, 1), lambda: ops.bias_gelu(HIDDEN, torch.ones(2))),
+    (ShapeError, differ("residual", 0, 2, 1), lambda: ops.dropout_add_layer_norm(HIDDEN, torch.ones(2))),
+    (ShapeError, differ("linear_weight", 1, 4, 1), lambda: ops.linear_cross_entropy(HIDDEN, torch.ones(5, 4), TARGET)),
+    (ShapeError, differ("target", 0, 3, 0, 2), lambda: ops.cross_entropy(ARRAY, np.array([0, 1, 2]))),
+    (ShapeError, differ("target", 0, 3, 0, 2), lambda: ops.cross_entropy(HIDDEN, torch.ones(3, 3))),
+    (ShapeError, differ("target", 0, 3, 0, 2), lambda: ops.linear_cross_entropy(X, MATRIX, torch.zeros(3).long())),
+    (ShapeError, r"^mask .* 1 axes, more than the 0 of input", lambda: ops.softmax(torch.tensor(2.0), mask=SEEN)),
+    (ShapeError, r"normalized_shape .* size 2 in axis 1, .* size 3", lambda: ops.rms_norm(ARRAY, (2, 2))),
+    (ShapeError, r"^target .*axis 1.* needs .* \(2,\)", lambda: ops.cross_entropy(ARRAY, np.zeros((2, 3), int))),
+    (ShapeError, r"^target .*probabilities in float32.* needs", lambda: ops.cross_entropy(HIDDEN, torch.ones(2))),
+    # what operators aren't there for
+    (OperandError, r"^bias_gelu .* torch", lambda: ops.bias_gelu(ARRAY)),
+    (OperandError, r"^dropout_add_layer_norm .* torch", lambda: ops.dropout_add_layer_norm(ARRAY)),
+    (OperandError, r"target .* not float32", lambda: ops.linear_cross_entropy(X, MATRIX, torch.zeros(2))),
+    (OperandError, "^linear_weight .* float64, input", lambda: ops.linear_cross_entropy(X, MATRIX.double(), TARGET)),
+]
+
+
+@pytest.mark.parametrize(("error", "message", "call"), ERRORS, ids=[message for _, message, _ in ERRORS])
+def test_errors(error: type[EinsumError], message: str, call: Callable[[], Any]) -> None:
+    with pytest.raises(error, match=message):
+        call()

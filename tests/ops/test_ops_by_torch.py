@@ -9,7 +9,9 @@ import torch
 from ops_problems import LAYOUTS, assert_near, gradients, laid_out, leaf, randn
 
 from einops_fast import ops
-from einops_fast.backends.torch.ops.activation import activation_by_torch
+from einops_fast.backends.torch.ops import logit_chunks
+from einops_fast.backends.torch.ops import softmax as torch_softmax
+from einops_fast.backends.torch.ops.cross_entropy import RowLoss
 from einops_fast.ops.activation import ACTIVATIONS
 
 HALVES = ("float16", "bfloat16")
@@ -44,11 +46,90 @@ def test_rows_that_are_looked_at_or_not(function: Any, name: str, dtype: str) ->
         plain = function(x)
     torch.compiler.reset()
     compiled = torch.compile(function, fullgraph=True, backend="eager")(x)
-    with mock.patch("einops_fast.backends.torch.ops.softmax_pieces.may_read_values", return_value=False):
+    with mock.patch.object(torch_softmax, "may_read_values", return_value=False):
         expected = gradients(function, [leaf(x)])
     for got, wanted in zip([*found, plain, compiled], [*expected, expected[0], expected[0]], strict=True):
         torch.testing.assert_close(got, wanted, equal_nan=True)
     assert not function(randn(4, 6, dtype=dtype).cpu()).isnan().any()
+
+
+def added(dtype: str = "float32") -> Any:
+    return randn(4, 6, dtype=dtype, seed=4).cpu().masked_fill(~shown(True), -torch.inf)
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    **MASKS,
+    "of columns": {"mask": torch.tensor([True, False, True, True, False, True]), "temperature": 0.7},
+    "added, in few digits": {"mask": added("bfloat16"), "temperature": 2.0},
+    "added, in more digits": {"mask": added("float64")},
+    "causal, added": {"causal": "bottom_right", "mask": added()},
+    "other dtype": {"dtype": torch.float32, "mask": shown(True)},
+}
+
+
+@pytest.fixture
+def large() -> Any:
+    """Whatever the size, what a boolean mask hides is added as ``-inf``."""
+    with mock.patch.object(torch_softmax, "_LARGE", 0):
+        yield
+
+
+@pytest.mark.parametrize("function", [ops.softmax, ops.log_softmax])
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("dtype", [*HALVES, "float32", "float64"])
+def test_masks_of_large_tensors(option: str, dtype: str, function: Any) -> None:
+    """They give the bits of those of small ones, also beside NaN and infinities, in every layout."""
+    values, function = randn(3, 4, 6, dtype=dtype).cpu(), partial(function, **{"dim": 2, **OPTIONS[option]})
+    strange = values.clone()
+    strange[0, 0, 1], strange[0, 2], strange[1, 3, 2], strange[2, 3, 3] = torch.inf, -torch.inf, torch.nan, -torch.inf
+    for x in (strange, *[laid_out(values, layout) for layout in LAYOUTS]):
+        small = gradients(function, [leaf(x)])
+        with mock.patch.object(torch_softmax, "_LARGE", 0):
+            found = gradients(function, [leaf(x)])
+        torch.testing.assert_close(found, small, rtol=0.0, atol=0.0, equal_nan=True)
+        assert [each.stride() for each in found] == [each.stride() for each in small]
+
+
+@pytest.mark.parametrize("function", [ops.softmax, ops.log_softmax])
+def test_derivatives_of_large_tensors(function: Any, large: None) -> None:
+    x, mask = leaf(randn(3, 6).cpu()), leaf(randn(6, seed=1).cpu())
+
+    def finite(x: Any, mask: Any) -> Any:
+        by_numbers = function(x, mask=mask, temperature=2.0)
+        return by_numbers + function(x, mask=shown(True)[:3], causal=True).nan_to_num(neginf=0.0)
+
+    assert torch.autograd.gradcheck(finite, (x, mask))
+    assert torch.autograd.gradgradcheck(finite, (x, mask))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_logarithms_of_what_added_masks_hide_have_no_gradient(dtype: str) -> None:
+    """Of large numbers, they have one."""
+    for mask in (added(dtype), 1e4 * randn(4, 6, dtype=dtype).cpu()):
+        x, back = leaf(randn(4, 6, dtype=dtype).cpu()), randn(4, 6, dtype=dtype, seed=5).cpu()
+        (got,) = torch.autograd.grad(ops.log_softmax(x, mask=mask), x, back)
+        score, hidden = (x + mask).detach().double(), mask == -torch.inf
+        shares = score.softmax(-1).nan_to_num(0.0)
+        wanted = back.double() - shares * back.double().masked_fill(hidden, 0).sum(-1, True)
+        torch.testing.assert_close(got.double(), wanted.masked_fill(hidden, 0), rtol=2e-2, atol=4e-2)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("z_loss", [0.0, 0.2])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_losses_over_logits(weighted: bool, z_loss: float, dtype: str) -> None:
+    """In pieces of a few rows: the losses, and the gradients that are written over the logits if any are wanted."""
+    logits, target = randn(9, 5, dtype=dtype).cpu(), torch.arange(9) % 5
+    target[2] = -100
+    loss = RowLoss(randn(5, seed=1).abs().cpu() if weighted else None, -100, 0.1, z_loss)
+    back, exact, written = randn(9, seed=2).cpu(), leaf(logits.double()), logits.clone()
+    expected = loss.by_torch(exact, target, 1)
+    with mock.patch.object(logit_chunks, "_LOGITS", 1), mock.patch.object(logit_chunks, "_FEW_ROWS", 2):
+        found = logit_chunks.losses_over_logits(loss, written, target)
+        assert torch.equal(written, logits)
+        assert torch.equal(logit_chunks.losses_over_logits(loss, written, target, back), found)
+    assert_near(found, expected)
+    assert_near(written, torch.autograd.grad(expected, exact, back)[0])
 
 
 def test_in_transforms() -> None:
@@ -104,79 +185,6 @@ def test_dropout_behind_an_activation() -> None:
     torch.testing.assert_close(found[found != 0], expected[found != 0], rtol=2**-7, atol=0.0)
 
 
-@pytest.mark.parametrize("activation", ["relu", "leaky_relu", "gelu", "gelu_tanh", "silu"])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_activation_over_its_input(dtype: str, activation: str) -> None:
-    """But over nothing that is given, or needed for a gradient."""
-    x, bias = randn(4, 5, dtype=dtype).cpu(), randn(5, dtype=dtype, seed=1).cpu()
-    given = x.clone()
-    for each in (bias, None):
-        found = ops.dropout_bias_activation(x, each, activation)
-        assert torch.equal(x, given)
-        assert torch.equal(
-            found, gradients(lambda x, each=each: ops.dropout_bias_activation(x, each, activation), [leaf(x)])[0]
-        )
-
-
-SMOOTH = ["leaky_relu", "gelu", "gelu_tanh", "silu"]
-
-
-@pytest.mark.parametrize("activation", SMOOTH)
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("rows", [1, 3])
-def test_errors_of_activations(rows: int, layout: str, dtype: str, activation: str) -> None:
-    """Against float64, those of torch's functions in the same dtype are no smaller, and results lie like theirs."""
-    x, bias = (leaf(laid_out(randn(*shape, dtype=dtype).cpu(), layout)) for shape in ((rows, 4, 5), (5,)))
-
-    def by_torch(x: Any, bias: Any) -> Any:
-        return activation_by_torch(x + bias, None, activation)
-
-    exact = gradients(by_torch, [leaf(x.double()), leaf(bias.double())])
-    function = partial(ops.dropout_bias_activation, activation=activation)
-    ours, theirs = gradients(function, [x, bias]), gradients(by_torch, [x, bias])
-    assert ours[0].stride() == theirs[0].stride()
-    for got, native, wanted in zip(ours, theirs, exact, strict=True):
-        assert got.dtype == native.dtype
-        error, allowed = ((each - wanted).norm() for each in (got, native))
-        assert error <= 1.05 * allowed
-    with torch.no_grad():
-        assert torch.equal(function(x, bias), ours[0])
-
-
-@pytest.mark.parametrize("activation", SMOOTH)
-def test_derivatives_of_activations(activation: str) -> None:
-    """Gradients of gradients, of one operand or both, and gradients in a batch."""
-
-    def second(x: Any, bias: Any) -> Any:
-        found = ops.dropout_bias_activation(x, bias, activation)
-        both = torch.autograd.grad((found.float() ** 2).sum(), (x, bias), create_graph=True)
-        return torch.autograd.grad(sum((each.float() ** 2).sum() for each in both), (x, bias))
-
-    x, bias = randn(4, 5, dtype="bfloat16").cpu(), randn(5, dtype="bfloat16", seed=1).cpu()
-    found, expected = (second(leaf(x.to(kind)), leaf(bias.to(kind))) for kind in (torch.bfloat16, torch.float64))
-    for got, wanted in zip(found, expected, strict=True):
-        assert (got - wanted).norm() <= 0.02 * wanted.norm()
-    x, back = leaf(x), randn(2, 4, 5, dtype="bfloat16", seed=2).cpu()
-    result = ops.dropout_bias_activation(x, bias, activation)
-    batch = torch.autograd.grad(result, x, back, is_grads_batched=True, retain_graph=True)[0]
-    for got, each in zip(batch, back, strict=True):
-        torch.testing.assert_close(got, torch.autograd.grad(result, x, each, retain_graph=True)[0])
-
-
-def test_input_of_an_activation_may_be_written_over() -> None:
-    """Nothing needs it, or the bias, once there is a result."""
-    x, bias = (leaf(randn(*shape, dtype="bfloat16").cpu()) for shape in ((4, 5), (5,)))
-    before = x * 1
-    expected = gradients(ops.bias_gelu, [x, bias])[1]
-    found = ops.bias_gelu(before, bias)
-    with torch.no_grad():
-        before.zero_()
-        bias.zero_()
-    back = randn(*found.shape, dtype="bfloat16", seed=7).cpu()
-    torch.testing.assert_close(torch.autograd.grad(found, x, back)[0], expected)
-
-
 @pytest.mark.parametrize("dtype", HALVES)
 def test_sums_of_linear_are_rounded_with_the_bias(dtype: str) -> None:
     x, weight, bias = (randn(*shape, dtype=dtype).cpu() for shape in ((20, 64), (30, 64), (30,)))
@@ -185,19 +193,3 @@ def test_sums_of_linear_are_rounded_with_the_bias(dtype: str) -> None:
     found = ops.linear(x, weight, bias, activation="star_relu")
     assert_near(found, ops.dropout_bias_activation(by_torch.double(), None, "star_relu"))
     assert torch.equal(ops.linear(x, weight, bias.double()), by_torch)
-
-
-@pytest.mark.parametrize("factor", [1.0, 0.3])
-@pytest.mark.parametrize("retain", [False, True])
-def test_scaled_gradients_of_linear_cross_entropy(factor: float, retain: bool) -> None:
-    x, weight, target = leaf(randn(7, 5).cpu()), leaf(randn(9, 5).cpu()), torch.arange(7)
-    expected = torch.autograd.grad(
-        factor * torch.nn.functional.cross_entropy(torch.nn.functional.linear(x, weight), target), [x, weight]
-    )
-    loss = ops.linear_cross_entropy(x, weight, target)
-    back = torch.tensor(factor, dtype=torch.float64)
-    for again in (True, False) if retain else (False,):
-        found = torch.autograd.grad(loss, [x, weight], back, retain_graph=again)
-        torch.testing.assert_close(found, expected)
-        if again:  # nobody else's
-            found[0].zero_()

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 from graphs import captured
-from ops_problems import randn
+from ops_cases import CASES, first_result, tensors_of
+from ops_problems import DEVICE, Function, leaf, randn
 
 from einops_fast import nn, ops
 
@@ -17,49 +18,21 @@ pytestmark = pytest.mark.gpu
 
 ROWS, COLUMNS = 48, 272
 
+CLASSES = torch.arange(ROWS, device=DEVICE) % COLUMNS
+MASK = randn(ROWS, COLUMNS, seed=4) > -1.0
 
-def leaf(*shape: int, dtype: str, seed: int = 0, scale: float = 1.0) -> Any:
-    return (scale * randn(*shape, dtype=dtype, seed=seed)).requires_grad_()
-
-
-def inputs(dtype: str) -> list[Any]:
-    """Rows, a square matrix, and what lies along rows, twice."""
-    return [
-        leaf(ROWS, COLUMNS, dtype=dtype),
-        leaf(COLUMNS, COLUMNS, dtype=dtype, seed=1, scale=COLUMNS**-0.5),
-        leaf(COLUMNS, dtype=dtype, seed=2),
-        leaf(COLUMNS, dtype=dtype, seed=3),
-    ]
-
-
-def target() -> Any:
-    return torch.arange(ROWS, device="cuda") % COLUMNS
-
-
-def mask() -> Any:
-    return randn(ROWS, COLUMNS, seed=4) > -1.0
-
-
-OPERATORS: dict[str, Callable[[Any, Any, Any, Any, Any, Any], Any]] = {
-    "softmax": lambda x, w, a, b, t, m: ops.softmax(x),
-    "masked softmax": lambda x, w, a, b, t, m: ops.softmax(x, mask=m, temperature=0.7),
-    "causal log_softmax": lambda x, w, a, b, t, m: ops.log_softmax(x, causal=True).clamp_min(-100.0),
-    "layer_norm": lambda x, w, a, b, t, m: ops.layer_norm(x, weight=a, bias=b),
-    "rms_norm": lambda x, w, a, b, t, m: ops.rms_norm(x, weight=a),
-    "norm after a sum": lambda x, w, a, b, t, m: ops.dropout_add_layer_norm(x, x.flip(0), a, b)[0],
-    "bias_gelu": lambda x, w, a, b, t, m: ops.bias_gelu(x, a),
-    "bias_gelu, tanh": lambda x, w, a, b, t, m: ops.bias_gelu(x, a, approximate="tanh"),
-    "star_relu": lambda x, w, a, b, t, m: ops.dropout_bias_activation(x, a, "star_relu"),
-    "linear": lambda x, w, a, b, t, m: ops.linear(x, w, a),
-    "linear, gelu": lambda x, w, a, b, t, m: ops.linear(x, w, a, activation="gelu"),
-    "cross_entropy": lambda x, w, a, b, t, m: ops.cross_entropy(x, t, label_smoothing=0.1, z_loss=0.1),
-    "cross_entropy of rows": lambda x, w, a, b, t, m: ops.cross_entropy(x, t, reduction="none"),
-    "linear_cross_entropy": lambda x, w, a, b, t, m: ops.linear_cross_entropy(x, w, t, a),
-    "linear_cross_entropy of rows": lambda x, w, a, b, t, m: ops.linear_cross_entropy(x, w, t, a, reduction="none"),
-    "qkv_self_attention": lambda x, w, a, b, t, m: ops.qkv_self_attention(
-        x[None], 4, torch.cat([w[:256], w[:256], w[:256]]), is_causal=True
+OPERATORS: dict[str, tuple[Function, str]] = {
+    **{name: (first_result(case.ours), case.takes) for name, case in CASES.items()},
+    "masked softmax": (lambda x: ops.softmax(x, mask=MASK, temperature=0.7), ""),
+    "bias_gelu, tanh": (lambda x, b: ops.bias_gelu(x, b, approximate="tanh"), "v"),
+    "star_relu": (lambda x, b: ops.dropout_bias_activation(x, b, "star_relu"), "v"),
+    "plain linear": (ops.linear, "mv"),
+    "z_loss of rows": (lambda x: ops.cross_entropy(x, CLASSES, z_loss=0.1, reduction="none"), ""),
+    "qkv_self_attention": (
+        lambda x, w: ops.qkv_self_attention(x[None], 4, torch.cat([w[:256]] * 3), is_causal=True), "m",
     ),
-}
+}  # fmt: skip
+"""Functions, and what they take beside rows."""
 
 DROPPING: dict[str, Callable[[Any, Any, Any], Any]] = {
     "norm after dropout": lambda x, a, b: ops.dropout_add_layer_norm(x, torch.zeros_like(x), a, b, 0.5)[1],
@@ -67,10 +40,16 @@ DROPPING: dict[str, Callable[[Any, Any, Any], Any]] = {
 }
 
 
-def both_ways(function: Callable[..., Any], tensors: Sequence[Any], constants: Sequence[Any]) -> list[Any]:
+def inputs(takes: str, dtype: str) -> list[Any]:
+    """Rows, and what else a function takes; sums of as many products as a row has are no larger."""
+    tensors = tensors_of(takes, ROWS, COLUMNS, dtype=dtype)
+    return [leaf(each * COLUMNS**-0.5 if each.shape[0] == each.shape[-1] > ROWS else each) for each in tensors]
+
+
+def both_ways(function: Callable[..., Any], tensors: Sequence[Any]) -> list[Any]:
     """The result and all gradients, for the same gradient of the result."""
-    found = function(*tensors, *constants)
-    back = torch.linspace(-1.0, 1.0, found.numel(), device="cuda").view(found.shape).to(found.dtype)
+    found = function(*tensors)
+    back = torch.linspace(-1.0, 1.0, found.numel(), device=DEVICE).view(found.shape).to(found.dtype)
     gradients = torch.autograd.grad(found, tensors, back, allow_unused=True)
     return [found.detach(), *[each for each in gradients if each is not None]]
 
@@ -84,8 +63,9 @@ def near(found: Sequence[Any], expected: Sequence[Any], dtype: str) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", OPERATORS)
 def test_captured_in_a_graph(name: str, dtype: str) -> None:
-    tensors, constants, function = inputs(dtype), (target(), mask()), OPERATORS[name]
-    step = partial(both_ways, function, tensors, constants)
+    function, takes = OPERATORS[name]
+    tensors = inputs(takes, dtype)
+    step = partial(both_ways, function, tensors)
     found, graph = captured(step)
     for seed in (11, 12):  # with what lies in the same memory later on
         with torch.no_grad():
@@ -98,7 +78,7 @@ def test_captured_in_a_graph(name: str, dtype: str) -> None:
 @pytest.mark.parametrize("name", DROPPING)
 def test_dropout_in_a_graph(name: str) -> None:
     """Each replay drops others, and backward the same."""
-    x, _, a, b = inputs("float32")
+    x, a, b = inputs("vv", "float32")
     with torch.no_grad():
         x.copy_(x.abs() + 1)
 
@@ -124,19 +104,20 @@ def test_dropout_in_a_graph(name: str) -> None:
 @pytest.mark.parametrize("name", OPERATORS)
 def test_compiled(name: str, dtype: str, mode: str) -> None:
     torch.compiler.reset()
-    tensors, constants, function = inputs(dtype), (target(), mask()), OPERATORS[name]
-    expected = both_ways(function, tensors, constants)
+    function, takes = OPERATORS[name]
+    tensors = inputs(takes, dtype)
+    expected = both_ways(function, tensors)
     compiled = torch.compile(function, fullgraph=True, mode=mode)
     for _ in range(3):  # CUDA graphs are captured at the second call
         torch.compiler.cudagraph_mark_step_begin()
-        near([each.clone() for each in both_ways(compiled, tensors, constants)], expected, dtype)
+        near([each.clone() for each in both_ways(compiled, tensors)], expected, dtype)
 
 
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 @pytest.mark.parametrize("name", DROPPING)
 def test_compiled_dropout(name: str, mode: str) -> None:
     torch.compiler.reset()
-    x, _, a, b = inputs("float32")
+    x, a, b = inputs("vv", "float32")
     with torch.no_grad():
         x.copy_(x.abs() + 1)
     compiled = torch.compile(DROPPING[name], fullgraph=True, mode=mode)

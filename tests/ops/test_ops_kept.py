@@ -1,11 +1,12 @@
 """What computes a call is kept for calls like it, and for no others."""
 
-from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from ops_cases import CASES, ROWS, Case, first_result, tensors_of
 from ops_problems import leaf
 
 from einops_fast import ops
@@ -14,31 +15,27 @@ from einops_fast.ops import dispatch
 from einops_fast.runtime.plan_cache import clear_plans
 
 F = torch.nn.functional
-X, OTHER, WEIGHT, BIAS = (torch.randn(*shape) for shape in ((4, 6), (4, 6), (6,), (6,)))
-X[:, 0] = 1.0  # a row of a mask that hides everything is NaN to torch, and zeros to us
-MATRIX, TARGET = torch.randn(6, 6), torch.tensor([0, 1, 2, 3])
+X, MATRIX, TARGET = torch.randn(4, 6), torch.randn(6, 6), torch.tensor([0, 1, 2, 3])
+MASK = torch.rand(4, 6) > 0.5
+MASK[:, 0] = True  # a row of a mask that hides everything is NaN to torch, and zeros to us
 
-CALLS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
-    "layer_norm": (
-        lambda x: ops.layer_norm(x, (6,), WEIGHT, BIAS), lambda x: F.layer_norm(x, (6,), WEIGHT.to(x), BIAS.to(x))
-    ),
-    "rms_norm": (lambda x: ops.rms_norm(x, (6,), WEIGHT), lambda x: F.rms_norm(x, (6,), WEIGHT.to(x))),
-    "sum": (
-        lambda x: ops.dropout_add_layer_norm(x, OTHER)[0],
-        lambda x: F.layer_norm(x.to(torch.promote_types(x.dtype, torch.float32)) + OTHER, (6,)).to(x),
-    ),
-    "softmax": (lambda x: ops.softmax(x), lambda x: x.softmax(-1)),
-    "masked": (lambda x: ops.softmax(x, mask=X > 0), lambda x: x.masked_fill(X <= 0, -torch.inf).softmax(-1)),
-    "gelu": (lambda x: ops.bias_gelu(x, BIAS.to(x)), lambda x: F.gelu(x + BIAS.to(x))),
-    "linear": (lambda x: ops.linear(x, MATRIX.to(x)), lambda x: F.linear(x, MATRIX.to(x))),
-    "loss": (lambda x: ops.cross_entropy(x, TARGET), lambda x: F.cross_entropy(x, TARGET)),
-}  # fmt: skip
+CALLS: dict[str, Case] = {
+    **ROWS,
+    "linear": CASES["linear"],
+    "masked": Case("", lambda x: ops.softmax(x, mask=MASK), lambda x: x.masked_fill(~MASK, -torch.inf).softmax(-1)),
+}
+
+
+def _with(function: Any, others: list[Any], x: Any) -> Any:
+    return function(x, *[each.to(x) for each in others])
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_other_calls_are_read_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever differs from what was kept: layout, dtype, gradients, autocast, a transform, a trace."""
-    ours, native = CALLS[name]
+    case = CALLS[name]
+    others = [each.float().cpu() for each in tensors_of(case.takes, 4, 6)[1:]]
+    ours, native = (partial(_with, first_result(each), others) for each in (case.ours, case.native))
     clear_plans()
     for _ in range(3):
         torch.testing.assert_close(ours(X), native(X))
@@ -47,9 +44,9 @@ def test_other_calls_are_read_again(name: str, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(dispatch, "_of", lambda framework: reads.append(framework) or function_for(framework))
     ours(X)
     assert not reads
-    for x in (X.T.contiguous().T, X.double(), X[:2].repeat(2, 1)[1:3] if name != "loss" else X, leaf(X)):
-        if x.shape == X.shape or name not in ("sum", "masked"):
-            torch.testing.assert_close(ours(x), native(x), check_dtype=name != "sum")
+    for x in (X.T.contiguous().T, X.double(), X[:2].repeat(2, 1)[1:3], leaf(X)):
+        if x.shape == X.shape or name != "masked":
+            torch.testing.assert_close(ours(x), native(x))
     x = leaf(X)
     for _ in range(3):
         found, wanted = (torch.autograd.grad(run(x).square().sum(), x)[0] for run in (ours, native))

@@ -78,6 +78,24 @@ def test_other_dtypes(dtype: str) -> None:
     check_ways(kernel_candidates(finished_step(tensors, "gelu_tanh"), dtype, ON)[:1], tensors, "gelu_tanh", False)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_nan_and_infinity_through_an_epilogue(activation: str, dtype: str) -> None:
+    x = torch.ones(9, 20, device=DEVICE)
+    x[:, 0] = torch.tensor([torch.nan, torch.inf, -torch.inf, 0.0, -0.0, 2.0, -2.0, 6e4, -6e4])
+    weight, bias = torch.zeros(17, 20, device=DEVICE), torch.zeros(17, device=DEVICE)
+    weight[:, 0] = 1
+    tensors = [each.to(getattr(torch, dtype)) for each in (x, weight, bias)]
+    way = kernel_candidates(finished_step(tensors, activation, True), dtype, ON)[0]
+    found, before = finished(way, tensors, True)
+    expected = torch.nn.functional.linear(*[each.double() for each in tensors])
+    torch.testing.assert_close(before, expected.to(before.dtype), equal_nan=True)
+    expected = activation_by_torch(expected, None, activation)
+    if activation == "gelu":
+        expected[1] = torch.inf  # on some CPUs it is NaN
+    torch.testing.assert_close(found, expected.to(found.dtype), equal_nan=True)
+
+
 def test_no_part_of_a_sum_is_activated() -> None:
     tensors = [randn(20, 2000, dtype="float16"), randn(24, 2000, dtype="float16")]
     step = finished_step(tensors, "relu")
@@ -212,12 +230,12 @@ def test_autocast(by_kernels: list[str]) -> None:
         torch.testing.assert_close(each, wanted, rtol=2e-2, atol=2e-2)
 
 
-@pytest.mark.parametrize("activation", ["smelu", "relu", "gelu_tanh"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("shape", [(7,), (1, 7), (2, 3, 7)])
 def test_by_the_library(shape: tuple[int, ...], activation: str) -> None:
     """What is too small for a kernel, or has one row: with the same results, also where the library has it in one."""
     tensors = [leaf(randn(*shape)), leaf(randn(5, 7)), leaf(randn(5))]
-    with kernels():
+    with kernels(activation != "none"):
         found = gradients(partial(ops.linear, activation=activation), tensors)
         with torch.no_grad():
             alone = ops.linear(*tensors, activation=activation)

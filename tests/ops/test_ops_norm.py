@@ -10,7 +10,7 @@ import pytest
 import torch
 from ops_problems import (
     DEVICE,
-    LAYOUTS,
+    as_numpy,
     assert_near,
     check,
     gradients,
@@ -18,11 +18,12 @@ from ops_problems import (
     laid_out,
     leaf,
     namespace,
+    native_norm,
     randn,
     where,
 )
 
-from einops_fast import EinsumError, OperandError, ShapeError, ops
+from einops_fast import ops
 from einops_fast.backends.triton.rows.norm import plan as norm_plan
 from einops_fast.backends.triton.rows.rows import RowTiling
 from einops_fast.runtime.plan_cache import clear_plans
@@ -75,72 +76,22 @@ def test_kernels(rms: bool, parameters: str, tiles: Any) -> None:
     check(partial(norm, rms=rms), partial(oracle, rms=rms), tensors)
 
 
-@pytest.mark.parametrize("rms", [False, True])
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-def test_precision(rms: bool, dtype: str) -> None:
-    tensors = [leaf(randn(9, 200, dtype=dtype)), *(leaf(randn(200, dtype=dtype, seed=at)) for at in (1, 2))]
-    exact = [leaf(each.double()) for each in tensors]
-    back = randn(9, 200, dtype=dtype, seed=7)
-    with kernels():
-        result = norm(*tensors, rms=rms)
-        found = torch.autograd.grad(result, tensors, back)
-    native = oracle(*tensors, rms=rms)
-    natives = torch.autograd.grad(native, tensors, back)
-    expected = oracle(*exact, rms=rms)
-    assert result.dtype == native.dtype
-    assert_near(result, expected, native)
-    for got, wanted, each in zip(found, torch.autograd.grad(expected, exact, back.double()), natives, strict=True):
-        assert got.dtype == each.dtype
-        assert_near(got, wanted, each, 3.0)
-
-
-@pytest.mark.parametrize("dim", [0, 1, 2])
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_layouts(dim: int, layout: str) -> None:
-    values = randn(3, 18, 5, dtype="float32")
-    size = values.shape[dim]
-    tensors = [
-        leaf(laid_out(values, layout)),
-        leaf(randn(size, 2, dtype="float32", seed=1)[:, 1]),
-        leaf(randn(size, dtype="float32", seed=2)),
-    ]
-    back = laid_out(randn(3, 18, 5, dtype="float32", seed=1), layout)
-    with kernels():
-        result = norm(*tensors, dim=dim)
-        found = torch.autograd.grad(result, tensors, back)
-    exact = [leaf(each.double()) for each in tensors]
-    expected = oracle(*exact, dim=dim)
-    assert_near(result, expected, norm(*tensors, dim=dim))
-    natives = torch.autograd.grad(oracle(*tensors, dim=dim), tensors, back)
-    assert_near(found, torch.autograd.grad(expected, exact, back.double()), natives, 3.0)
-
-
 def test_several_axes() -> None:
     x, weight = leaf(randn(3, 4, 5)), leaf(randn(4, 5, seed=1))
-    expected = gradients(lambda x, w: torch.nn.functional.layer_norm(x, (4, 5), w), [x, weight])
+    expected = gradients(lambda x, w: torch.nn.functional.layer_norm(x, (4, 5), w, None, 0.5), [x, weight])
     with kernels():
         for layout in ("contiguous", "reversed"):
             tensors = [leaf(laid_out(x, layout)), weight]
-            assert_near(gradients(lambda x, w: ops.layer_norm(x, (4, 5), w), tensors), expected)
+            assert_near(gradients(lambda x, w: ops.layer_norm(x, (4, 5), w, eps=0.5), tensors), expected)
 
 
-@pytest.mark.parametrize("columns", [1, 33_001])
-def test_long_rows(columns: int) -> None:
+def test_long_rows_far_from_0() -> None:
+    columns = 33_001
     x, weight, bias = leaf(randn(2, columns) + 100), leaf(randn(columns, seed=1)), leaf(randn(columns, seed=2))
     with kernels():
         found = gradients(norm, [x, weight, bias])
-    for got, expected in zip(found, gradients(oracle, [x, weight, bias]), strict=True):
-        assert_near(got, expected, expected + 1e-9)
-
-
-def test_expanded_and_empty() -> None:
-    x = randn(1, 7).expand(5, 7)
-    with kernels():
-        assert_near(ops.rms_norm(x, eps=0.5), oracle(x, rms=True, eps=0.5))
-        weight = torch.ones(7, device=DEVICE, requires_grad=True)
-        found = ops.layer_norm(torch.empty(0, 7, device=DEVICE), weight=weight)
-        assert found.shape == (0, 7)
-        assert not torch.autograd.grad(found.sum(), weight)[0].any()
+    expected = gradients(oracle, [x, weight, bias])
+    assert_near(found, expected, [each + 1e-9 for each in expected])
 
 
 def test_nan_and_infinity_as_torch(tiles: Any) -> None:
@@ -152,23 +103,33 @@ def test_nan_and_infinity_as_torch(tiles: Any) -> None:
         torch.testing.assert_close(norm(x, rms=True), oracle(x, rms=True), equal_nan=True)
 
 
+@pytest.mark.parametrize("rms", [False, True])
+def test_nan_and_infinity_through_sum_and_norm(rms: bool) -> None:
+    inf = torch.inf
+    x, residual = randn(6, 20, dtype="float32"), randn(6, 20, dtype="float32", seed=1)
+    x[0, 1], x[1, 2], residual[2, 3], residual[3, 4], x[4, 5], residual[4, 5] = (
+        torch.nan,
+        inf,
+        inf,
+        torch.nan,
+        inf,
+        -inf,
+    )
+    weight = randn(20, dtype="float32", seed=2)
+    with kernels():
+        found, summed = ops.dropout_add_layer_norm(x, residual, weight, rms=rms)
+    torch.testing.assert_close(summed, x + residual, equal_nan=True)
+    square = (x + residual) * (x + residual)
+    # Written out: torch has two of RMS norm, of which one makes the whole row NaN.
+    expected = (x + residual) * (square.mean(-1, keepdim=True) + 1e-5).rsqrt() * weight
+    expected = expected if rms else native_norm(False, x + residual, weight)
+    torch.testing.assert_close(found, expected, equal_nan=True)
+
+
 def test_only_some_gradients() -> None:
     x, weight, bias = randn(3, 9), randn(9, seed=1), randn(9, seed=2)
     for wanted in ([x], [weight], [bias], [weight, bias]):
         check(norm, oracle, [leaf(each) if any(each is one for one in wanted) else each for each in (x, weight, bias)])
-
-
-def test_derivatives() -> None:
-    tensors = [leaf(randn(2, 5)), leaf(randn(5, seed=1)), leaf(randn(5, seed=2))]
-    with kernels():
-        assert torch.autograd.gradcheck(norm, tensors, fast_mode=True)
-        assert torch.autograd.gradgradcheck(partial(norm, rms=True), tensors, fast_mode=True)
-        assert torch.autograd.gradgradcheck(lambda x, b: ops.layer_norm(x, bias=b), tensors[::2], fast_mode=True)
-        assert torch.autograd.gradgradcheck(
-            lambda x, r: ops.dropout_add_layer_norm(x, r), [tensors[0], leaf(randn(2, 5, seed=3))], fast_mode=True
-        )
-        found = torch.func.grad(lambda x: (norm(x) ** 3).sum())(tensors[0].detach())
-    assert_near(found, torch.autograd.grad((oracle(tensors[0]) ** 3).sum(), tensors[0])[0])
 
 
 def test_residual(tiles: Any) -> None:
@@ -220,14 +181,10 @@ def test_compiled_dropout() -> None:
         assert {0.0, 2.0} == set(gradient.unique().tolist())
 
 
-def test_checkpoint_and_autocast() -> None:
-    x, weight = leaf(randn(3, 9, dtype="bfloat16")), leaf(randn(9, dtype="float32", seed=1))
-    with kernels(), torch.autocast(DEVICE, dtype=torch.bfloat16):
-        plain = gradients(norm, [x, weight])
-        again = gradients(lambda x, w: torch.utils.checkpoint.checkpoint(norm, x, w, use_reentrant=False), [x, weight])
-    assert [each.dtype for each in plain] == [torch.float32, torch.bfloat16, torch.float32]
-    assert all(torch.equal(a, b) for a, b in zip(plain, again, strict=True))
-    assert_near(plain[0], oracle(x.double(), weight.double()), plain[0] + 1e-6)
+def test_sizes_of_any_kind() -> None:
+    x = np.ones((2, 3))
+    for sizes in (np.int64(3), [3], torch.Size([3])):
+        np.testing.assert_array_equal(ops.layer_norm(x, sizes), ops.layer_norm(x))
 
 
 @pytest.mark.parametrize("framework", ["numpy", "cupy", "mxnet"])
@@ -236,29 +193,6 @@ def test_other_frameworks(framework: str, rms: bool) -> None:
     xp = namespace(framework)
     x, weight, bias = randn(3, 5, 2), randn(5, seed=1), randn(5, seed=2)
     own = [xp.array(each.cpu().numpy()) for each in (x, weight, bias)]
-    found = norm(*own, dim=1, rms=rms)
-    found = found.asnumpy() if hasattr(found, "asnumpy") else found.get() if hasattr(found, "get") else found
+    found = as_numpy(norm(*own, dim=1, rms=rms))
     expected = oracle(x, weight, bias, 1, rms)
     np.testing.assert_allclose(found, expected.cpu().numpy(), rtol=1e-5, atol=1e-5)
-
-
-def test_errors() -> None:
-    x = np.ones((2, 3))
-    with pytest.raises(ShapeError, match=r"axis 0 of weight .* size 2, but axis 1 of input .* size 3"):
-        ops.layer_norm(x, weight=np.ones(2))
-    with pytest.raises(ShapeError, match=r"normalized_shape .* size 2 in axis 1, .* size 3"):
-        ops.rms_norm(x, (2, 2))
-    with pytest.raises(EinsumError, match=r"normalized_shape .* not 3\.0"):
-        ops.rms_norm(x, 3.0)
-    for sizes in (np.int64(3), [3], torch.Size([3])):
-        np.testing.assert_array_equal(ops.layer_norm(x, sizes), ops.layer_norm(x))
-    with pytest.raises(EinsumError, match="eps is a number"):
-        ops.layer_norm(x, eps="small")
-    with pytest.raises(EinsumError, match="together"):
-        ops.layer_norm(x, 3, dim=1)
-    with pytest.raises(OperandError, match=r"^dropout_add_layer_norm .* torch"):
-        ops.dropout_add_layer_norm(x)
-    with pytest.raises(EinsumError, match="probability"):
-        ops.dropout_add_layer_norm(torch.ones(2), p=2)
-    with pytest.raises(ShapeError, match=r"^axis 0 of residual .* size 2, but axis 1 of input .* size 3"):
-        ops.dropout_add_layer_norm(torch.ones(2, 3), torch.ones(2))

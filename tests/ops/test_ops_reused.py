@@ -14,6 +14,7 @@ from einops_fast import attention, fast_einsum, ops
 F = torch.nn.functional
 
 TARGET = torch.arange(5, device=DEVICE)
+HALF = torch.arange(30, device=DEVICE).view(5, 6) % 5 > 1
 
 
 def _tied(x: Any, matrix: Any, vector: Any, reduction: str = "mean") -> Any:
@@ -27,10 +28,15 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     ),
     "layer_norm": lambda x, matrix, vector: ops.layer_norm(ops.layer_norm(x, weight=vector, bias=vector), bias=vector),
     "rms_norm": lambda x, matrix, vector: ops.rms_norm(ops.rms_norm(x, weight=vector), weight=vector),
+    "rms_norm with a bias": lambda x, matrix, vector: ops.rms_norm(x, weight=vector, bias=vector),
     "residual": lambda x, matrix, vector: ops.dropout_add_layer_norm(x * vector, x.flip(0), vector, vector)[0],
     "bias_gelu": lambda x, matrix, vector: ops.bias_gelu(ops.bias_gelu(x, vector), vector),
     "softmax": lambda x, matrix, vector: ops.softmax(ops.softmax(x, mask=vector), mask=vector),
+    "log_softmax": lambda x, matrix, vector: ops.log_softmax(x, mask=HALF, temperature=2.0).nan_to_num(neginf=0.0),
     "cross_entropy": lambda x, matrix, vector: ops.cross_entropy(ops.softmax(x + vector), TARGET),
+    "cross_entropy, smoothed": lambda x, matrix, vector: ops.cross_entropy(
+        x, TARGET, label_smoothing=0.1, z_loss=0.1, reduction="none"
+    ),
     "linear_cross_entropy": _tied,
     "losses": lambda *tensors: _tied(*tensors, reduction="none"),
 }

@@ -1,12 +1,12 @@
 """Operators under checkpointing, where dropout is drawn again, compiled, and asked for several gradients at a time."""
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
-from ops_problems import DEVICE, kernels, leaf, randn, targets, where
+from ops_cases import CASES, first_result, tensors_of
+from ops_problems import DEVICE, kernels, leaf, randn, where
 from torch.utils.checkpoint import checkpoint
 
 from einops_fast import ops
@@ -42,29 +42,8 @@ def test_dropout_is_drawn_again_in_checkpoints(reentrant: bool) -> None:
         assert all(map(torch.equal, each, plain))
 
 
-TARGET = targets(9, classes=8)
-
-OPERATORS: dict[str, tuple[str, Callable[[Any, Any, Any], Any]]] = {
-    "softmax": ("softmax", lambda x, w, b: ops.softmax(x, mask=b > 0)),
-    "layer_norm": ("norm", lambda x, w, b: ops.layer_norm(x, weight=b, bias=b)),
-    "rms_norm of a sum": ("norm", lambda x, w, b: ops.dropout_add_layer_norm(x, x.flip(0), b, b, 0.0, rms=True)[0]),
-    "bias_gelu": ("bias_activation", lambda x, w, b: ops.bias_gelu(x, b)),
-    "linear": ("linear", lambda x, w, b: ops.linear(x, w, b, activation="gelu")),
-    "cross_entropy": (
-        "cross_entropy", lambda x, w, b: ops.cross_entropy(x, TARGET[: len(x)], label_smoothing=0.1)
-    ),
-    "linear_cross_entropy": (
-        "linear_cross_entropy", lambda x, w, b: ops.linear_cross_entropy(x, w, TARGET[: len(x)], b, chunk=4)
-    ),
-    "losses": (
-        "linear_cross_entropy",
-        lambda x, w, b: ops.linear_cross_entropy(x, w, TARGET[: len(x)], b, reduction="none", chunk=4),
-    ),
-}  # fmt: skip
-
-
-def operands(rows: int = 6, dtype: str = "float32") -> list[Any]:
-    return [leaf(randn(*shape, dtype=dtype, seed=1)) for shape in ((rows, 8), (8, 8), (8,))]
+def operands(name: str, rows: int = 6, dtype: str = "float32") -> list[Any]:
+    return [leaf(each) for each in tensors_of(CASES[name].takes, rows, 8, dtype=dtype)]
 
 
 def check_same(found: Any, expected: Any, tensors: list[Any]) -> None:
@@ -75,10 +54,10 @@ def check_same(found: Any, expected: Any, tensors: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("inside", [False, True])
-@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("name", CASES)
 def test_compiled_under_autocast(name: str, inside: bool) -> None:
     """Autocast may be on where a compiled function is called, or be in it: the graph has our operator all the same."""
-    operator, function = OPERATORS[name]
+    operator, function = CASES[name].operator, first_result(CASES[name].ours)
     called: list[str] = []
 
     def backend(graph: Any, inputs: Any) -> Any:
@@ -90,7 +69,7 @@ def test_compiled_under_autocast(name: str, inside: bool) -> None:
             return function(*tensors)
 
     torch.compiler.reset()
-    tensors = operands()
+    tensors = operands(name)
     compiled = torch.compile(casted if inside else function, fullgraph=True, backend=backend)
     with kernels():
         with nullcontext() if inside else torch.autocast(DEVICE, torch.bfloat16):
@@ -100,26 +79,26 @@ def test_compiled_under_autocast(name: str, inside: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "by_kernels"), [*((name, True) for name in OPERATORS), ("linear_cross_entropy", False), ("losses", False)]
+    ("name", "by_kernels"), [*((name, True) for name in CASES), ("linear_cross_entropy", False), ("losses", False)]
 )
 def test_compiled(name: str, by_kernels: bool) -> None:
     """For the size of the first call, and then for any."""
-    _, function = OPERATORS[name]
+    function = first_result(CASES[name].ours)
     torch.compiler.reset()
     compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
     with where(by_kernels):
         for rows in (6, 9):
-            tensors = operands(rows)
+            tensors = operands(name, rows)
             check_same(compiled(*tensors), function(*tensors), tensors)
 
 
 @pytest.mark.parametrize("by_kernels", [True, False])
-@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("name", CASES)
 def test_a_batch_of_gradients(name: str, by_kernels: bool) -> None:
     """Of several at a time, torch calls the operator for each; what was kept for gradients isn't written over."""
-    tensors = operands(dtype="float64")
+    tensors = operands(name, dtype="float64")
     with where(by_kernels):
-        result = OPERATORS[name][1](*tensors)
+        result = first_result(CASES[name].ours)(*tensors)
         first = torch.autograd.grad(result.sum(), tensors, retain_graph=True, allow_unused=True)
         wanted = [each for each, gradient in zip(tensors, first, strict=True) if gradient is not None]
         seeds = randn(3, *result.shape, seed=2)

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
+from einops_fast.attention.torch_state import seed_for
 from einops_fast.backends.torch.gradients import gradients_by_torch
 from einops_fast.backends.torch.operator import Layout, by_kernel
 from einops_fast.backends.torch.ops.begun import Calls, begun
-from einops_fast.backends.torch.ops.dropout import dropout_by_torch, seed_of
 from einops_fast.backends.torch.ops.row_operator import RowOperator, dense_layout
 from einops_fast.backends.torch.types import HALVES, may_read_values
 from einops_fast.runtime.tiers import Run
 
-__all__ = ["activation_by_kernel", "activation_by_torch", "activation_gradients", "bias_activation"]
+__all__ = [
+    "activation_by_kernel", "activation_by_torch", "activation_gradients", "bias_activation", "dropout_by_torch",
+    "seed_of",
+]  # fmt: skip
 
 
 def _smelu(x: Any) -> Any:
@@ -75,6 +78,23 @@ def _by_torch(x: Any, bias: Any, activation: str, p: float) -> Run:
         return (dropout_by_torch(found, p) if p else found).to(dtype)
 
     return run
+
+
+@cache
+def _some_seed() -> Any:
+    return torch.empty((1,), dtype=torch.int64, device="meta")
+
+
+def seed_of(x: Any, p: float) -> Any:
+    """Return the seed of a call, in a rehearsal one without memory; ``None`` where nothing is dropped."""
+    return None if not p else _some_seed() if x.is_meta else seed_for(x)
+
+
+def dropout_by_torch(x: Any, p: float) -> Any:
+    """Each element dropped with probability ``p``, and the others divided by ``1 - p``."""
+    if p == 1:  # torch multiplies by 0, which leaves NaN of what is infinite
+        return x.masked_fill(torch.ones((), dtype=torch.bool, device=x.device), 0.0)
+    return F.dropout(x, p) if p else x
 
 
 def _layouts(x: Any, *others: Any) -> tuple[Layout]:

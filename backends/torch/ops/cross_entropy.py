@@ -33,10 +33,8 @@ class RowLoss(NamedTuple):
 
     def of_rows(self, x: Any, target: Any, dim: int) -> Any:
         """Return the loss of each row, in float32 at least."""
-        return (self.by_kernels if self.has_kernels(x, target) else self.by_torch)(x, target, dim)
-
-    def by_kernels(self, x: Any, target: Any, dim: int) -> Any:
-        """Return the same by kernels of ours."""
+        if not self.has_kernels(x, target):
+            return self.by_torch(x, target, dim)
         return cross_entropy_by_kernel(x, target, self.weight, self.weights(), dim, *self[1:], False)[0]
 
     def by_torch(self, x: Any, target: Any, dim: int) -> Any:

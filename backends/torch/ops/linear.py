@@ -125,39 +125,25 @@ def _way(
     precision: str,
     mode: str,
 ) -> Callable[..., Any]:
-    """What runs calls on such tensors."""
+    """What runs calls on such tensors: kernels beside the library, if the product is one of matrices."""
     library = _by_library(activation, keeps, device.type)
-    step = _step(tuple(shape), strides, results, weight_strides, dtype, device)
-    if step is None:
-        return library
-    from einops_fast.backends.triton.contraction.choice import Choice, chosen_run
-
-    bias = None if bias_stride is None else (0,) * (len(shape) - 1) + (bias_stride,)
-    step = step.replace(epilogue=Epilogue(activation, bias, keeps))
-    return chosen_run(Choice(step, library, MEMORY, precision, mode))
-
-
-def _step(
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
-    results: int,
-    weight_strides: tuple[int, ...],
-    dtype: torch.dtype,
-    device: torch.device,
-) -> Fused | None:
-    """The product as a step that a kernel can run, if it is one of matrices."""
     name, leading = dtype_name(dtype), ascii_letters[: len(shape) - 1]
     kernels = engine.kernel_dtypes(device) & {name}
     if not kernels:
-        return None
+        return library
+    from einops_fast.backends.triton.contraction.choice import Choice, chosen_run
     from einops_fast.backends.triton.contraction.problems import multiplies_matrices
 
     on = gpu_ceilings(MEMORY.device_name(device.index or 0))
     target = Target("torch", str(device), on, kernels=kernels, in_order=True, drops_expanded=False)
-    operands = [Operand(shape, strides, name), Operand((results, shape[-1]), weight_strides, name)]
+    operands = [Operand(tuple(shape), strides, name), Operand((results, shape[-1]), weight_strides, name)]
     subscripts = parse(f"{leading}Y,ZY->{leading}Z", (len(shape), 2))
     (step, *others) = make_plan(subscripts, operands, target, Numerics(name, name)).steps
-    return step if isinstance(step, Fused) and not others and multiplies_matrices(step) else None
+    if others or not isinstance(step, Fused) or not multiplies_matrices(step):
+        return library
+    bias = None if bias_stride is None else (0,) * (len(shape) - 1) + (bias_stride,)
+    step = step.replace(epilogue=Epilogue(activation, bias, keeps))
+    return chosen_run(Choice(step, library, MEMORY, precision, mode))
 
 
 def _compute(x: Any, weight: Any, bias: Any, activation: str, keeps: bool) -> tuple[Any, Any]:
@@ -203,7 +189,7 @@ def _backward(ctx: Any, d_out: Any, *others: Any) -> tuple[Any, ...]:
         # The bias is in what is kept already; its gradient is made on the way.
         d_out, d_bias = activation_gradients(kept, None, None, d_out, ctx.activation, 0.0, of_bias)
     elif of_bias:
-        d_bias = d_out.sum(tuple(range(d_out.dim() - 1)))
+        d_bias = d_out.sum_to_size(bias.shape)  # no axis to sum over of one row, where `sum` would take all
     return (
         torch.matmul(d_out, weight) if of_x else None,
         _weight_gradient(d_out, x) if of_weight else None,

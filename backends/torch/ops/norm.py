@@ -10,8 +10,8 @@ import torch.nn.functional as F
 
 from einops_fast.backends.torch.gradients import gradients_by_torch
 from einops_fast.backends.torch.operator import Layout, by_kernel, dtype_name, result_dtype
+from einops_fast.backends.torch.ops.activation import dropout_by_torch, seed_of
 from einops_fast.backends.torch.ops.begun import Calls, begun
-from einops_fast.backends.torch.ops.dropout import dropout_by_torch, seed_of
 from einops_fast.backends.torch.ops.row_operator import RowOperator, dense_layout
 from einops_fast.planning.layout import contiguous_strides
 

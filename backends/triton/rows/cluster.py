@@ -73,15 +73,13 @@ def parameter(array, stride, number, part, runs, exist):
 
 @gluon.jit
 def stored(array, stride, number, part, runs, exist, t: gl.constexpr):
-    """The same in shared memory, for many rows, or in registers as float32; anything if there is none."""
+    """The same in shared memory, for many rows; anything if there is none."""
     shape: gl.constexpr = [field(t, "parts"), field(t, "block")]
     pieces = parameter(array, stride, number, part, runs, exist)
     found = ()
     for at in gl.static_range(len(runs)):
         piece = pieces[at]
-        if field(t, "kept"):
-            place = piece.to(gl.float32)
-        elif array is not None:
+        if array is not None:
             place = gl.allocate_shared_memory(array.dtype.element_ty, shape, field(t, "shared"))
             place.store(piece)
         else:
@@ -93,7 +91,7 @@ def stored(array, stride, number, part, runs, exist, t: gl.constexpr):
 @gluon.jit
 def from_shared(array, place, t: gl.constexpr):
     """A piece of it back in registers, from what :func:`stored` gave."""
-    if array is None or field(t, "kept"):
+    if array is None:
         return place
     else:
         return place.load(field(t, "layout"))

@@ -48,8 +48,7 @@ class Share(NamedTuple):
     """What a thread block has of a row: room for a ``block`` of columns, warps, and registers of each thread, at most.
 
     There are ``each`` thread blocks for a multiprocessor; 0: as many as there are rows for. What is told about a row is
-    only heard when the next one has been worked on if it is ``late``; what all rows share stays in registers, not in
-    shared memory, if it is ``kept``.
+    only heard when the next one has been worked on if it is ``late``.
     """
 
     block: int
@@ -57,31 +56,24 @@ class Share(NamedTuple):
     registers: int
     each: int = 0
     late: bool = False
-    kept: bool = False
 
 
-EXPONENTIALS = Share(8192, 4, 128), Share(8192, 8, 80), Share(4096, 4, 80), Share(_LONG, 8, 80), Share(_LONG, 8, 128)
+EXPONENTIALS = Share(8192, 4, 128), Share(4096, 4, 80), Share(_LONG, 8, 80), Share(_LONG, 8, 128)
 """For softmax: what was the fastest on an H200, as are those below; in bfloat16 the first ones, in float32 the last."""
 
 GRADIENTS_OF_EXPONENTIALS = Share(8192, 8, 80), Share(4096, 4, 80), Share(_LONG, 8, 128)
 """For the gradient of softmax."""
 
-NORM = Share(8192, 8, 64), Share(8192, 8, 80), Share(4096, 4, 96)
+NORM = Share(8192, 8, 64), Share(4096, 4, 96)
 """For RMS norm."""
 
-CENTRED_NORM = Share(8192, 4, 128, 4), Share(8192, 8, 64, 4), Share(8192, 16, 64), Share(4096, 4, 168, 3)
+CENTRED_NORM = Share(8192, 4, 128, 4), Share(4096, 4, 168, 3)
 """For layer norm."""
 
 NORM_OF_SUM = Share(8192, 8, 80), Share(4096, 8, 64)
 """For norms of sums."""
 
-GRADIENTS_OF_NORM = (
-    Share(8192, 8, 255, 1),
-    Share(8192, 8, 255, 1, kept=True),
-    Share(8192, 8, 255, 1, late=True, kept=True),
-    Share(4096, 8, 128, 2, late=True),
-    Share(4096, 8, 128, 2),
-)
+GRADIENTS_OF_NORM = Share(4096, 8, 128, 2, late=True), Share(8192, 8, 255, 1), Share(4096, 8, 128, 2)
 """For gradients with those of parameters."""
 
 
@@ -103,8 +95,8 @@ class ClusterTiling:
     @property
     def name(self) -> str:
         """The tiling in a line, unique to it for rows of one length."""
-        _, warps, registers, each, late, kept = self.share
-        several = f", {each} each{', late' if late else ''}{', kept' if kept else ''}" if each else ""
+        _, warps, registers, each, late = self.share
+        several = f", {each} each{', late' if late else ''}" if each else ""
         columns = warps * self.pieces * self.block
         return f"clusters of {self.ctas}×{columns}, {warps} warps, {registers} registers{several}"
 
@@ -121,10 +113,6 @@ class ClusterTiling:
     @property
     def late(self) -> bool:
         return self.share.late
-
-    @property
-    def kept(self) -> bool:
-        return self.share.kept
 
     @property
     def layout(self) -> Any:
@@ -183,8 +171,6 @@ def cluster_tilings(
         return []
     found = []
     for share in shares if min(items) == 2 else reversed(shares):
-        if share.late and share.kept and max(items) > 2:
-            continue  # two rows ahead of the one that is finished leave no registers
         ctas = power_of_two(-(-rows.columns // share.block))
         if not 2 <= ctas <= _MOST_CTAS or (share.block == _LONG and ctas < _MOST_CTAS):
             continue

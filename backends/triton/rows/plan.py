@@ -31,8 +31,9 @@ _CLUSTERS_LEAD = 12288
 class RowCall:
     """One kind of call of an operator, which has a name for people.
 
-    ``places`` gives strides of rows, or of parts of them, as the kernels take them; ``operands`` are the arrays of the
-    call, in the kernels' order; of the first one's dtype is what tiles are of.
+    ``places`` gives strides of rows, or of parts of them, as the kernels take them: each a tuple, since where others
+    are among them, Triton 3.6 loses the strides that are 1 in loops. ``operands`` are the arrays of the call, in the
+    kernels' order; of the first one's dtype is what tiles are of.
     """
 
     site: Site

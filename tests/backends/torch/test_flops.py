@@ -10,9 +10,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from einops_fast import explain, explain_attention, fast_einsum, nn
+from einops_fast.backends.torch.ops.cross_entropy import RowLoss
 from einops_fast.backends.torch.ops.linear import linear_by_kernel
 from einops_fast.backends.torch.ops.linear_cross_entropy import losses_in_one
-from einops_fast.backends.torch.ops.row_losses import RowLoss
 
 nn.register_flop_formulas()
 

@@ -45,10 +45,7 @@ class ActivationFeatures(RowFeatures):
 
 
 class ActivationStrides(NamedTuple):
-    """Strides in elements: of the axes that count rows, then of the columns; ``place`` numbers elements in C order.
-
-    All are tuples: where others are among them, Triton 3.6 loses the strides that are 1 in loops.
-    """
+    """Strides in elements: of the axes that count rows, then of the columns; ``place`` numbers elements in C order."""
 
     x: Any
     out: Any

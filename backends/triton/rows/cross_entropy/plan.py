@@ -15,8 +15,9 @@ from einops_fast.backends.triton.rows.cross_entropy.kernel import (
     CrossEntropyStrides,
     cross_entropy_gradient_kernel,
     cross_entropy_kernel,
+    loss_sums_kernel,
+    loss_total_kernel,
 )
-from einops_fast.backends.triton.rows.cross_entropy.loss_sums import loss_sums_kernel, loss_total_kernel
 from einops_fast.backends.triton.rows.plan import Operands, RowCall, size_of
 from einops_fast.backends.triton.rows.rows import Rows, RowTiling, rows_of
 from einops_fast.backends.triton.rows.tilings import loss_tilings

@@ -48,8 +48,7 @@ class NormFeatures(RowFeatures):
 class NormStrides(NamedTuple):
     """Strides in elements: of the axes that count rows, then of the columns; ``weight`` and ``bias`` along columns.
 
-    ``row`` are those of the statistics, ``place`` those of the number of an element in C order. All are
-    tuples: where others are among them, Triton 3.6 loses the strides that are 1 in loops.
+    ``row`` are those of the statistics, ``place`` those of the number of an element in C order.
     """
 
     x: Any

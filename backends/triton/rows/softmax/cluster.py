@@ -1,6 +1,6 @@
 """Softmax without a mask, and its gradient, of rows that a cluster shares.
 
-See :mod:`~einops_fast.backends.triton.rows.cluster`. A cluster has a row in registers, and maybe others after it.
+See :mod:`~einops_fast.backends.triton.rows.cluster`. A cluster has a row in registers.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment"
@@ -20,12 +20,21 @@ from einops_fast.backends.triton.rows.tiles import exponential, most_of, row_pla
 __all__ = ["softmax_cluster_kernel", "softmax_gradient_cluster_kernel"]
 
 
-@gluon.jit
-def _softmax_of_row(
-    found, x, out, row, rows, notes, step, number, runs, exist, sizes, strides, scale, f: gl.constexpr, t: gl.constexpr
-):
-    """Write the softmax of a row from its scores. Gives those of the program's next row, if it has several."""
-    before = found
+@gluon.jit(do_not_specialize=["rows"])
+def softmax_cluster_kernel(
+    x, mask, out, sizes, strides, rows, columns, part, scale, f: gl.constexpr, t: gl.constexpr
+):  # fmt: skip
+    """Write the softmax of a row, or its logarithm.
+
+    The parts tell each other their maxima and sums. The arguments are those of
+    :func:`~einops_fast.backends.triton.rows.softmax.kernel.softmax_kernel`, of rows' parts; ``mask`` isn't used.
+    """
+    row = gl.program_id(0)
+    number, runs, exist, _ = parts_of(part, columns, t)
+    sizes = with_parts(sizes, t)
+    notes = notes_here(t)
+    found = part_of_row(x, row, rows, number, runs, exist, sizes, strides.x, f, t)
+    meet(notes)
     scores = ()
     for at in gl.static_range(len(runs)):
         score = found[at].to(gl.float32) * scale
@@ -37,11 +46,8 @@ def _softmax_of_row(
     e = ()
     for at in gl.static_range(len(runs)):
         e += (exponential(scores[at] - reference[:, None]),)
-    tell(notes, step, number, most, gl.sum(total_of(e), 1), t)
-    if field(t, "several"):
-        ahead = row + gl.num_programs(0)
-        found = part_of_row(x, ahead, rows, number, runs, exist, sizes, strides.x, f, t)
-    all_most, all_sums = heard(notes, step, t)
+    tell(notes, 0, number, most, gl.sum(total_of(e), 1), t)
+    all_most, all_sums = heard(notes, 0, t)
     of_row = softmax_reference(gl.max(all_most, 0))
     share = gl.where(all_most == float("-inf"), 0.0, exponential(all_most - of_row))
     total = gl.sum(all_sums * share, 0)
@@ -50,91 +56,38 @@ def _softmax_of_row(
     place = row_place(row * field(t, "parts") + number, sizes, strides.out, f)
     for at in gl.static_range(len(runs)):
         if field(f, "log"):
-            result = again(before[at]).to(gl.float32) * scale - of_row - gl.log(total)
+            result = again(found[at]).to(gl.float32) * scale - of_row - gl.log(total)
         else:
             result = e[at] * (of_part / total)[:, None]
         store_tile(out, result, place, runs[at], strides.out, exist[at], f)
-    return found
-
-
-@gluon.jit(do_not_specialize=["rows"])
-def softmax_cluster_kernel(
-    x, mask, out, sizes, strides, rows, columns, part, scale, f: gl.constexpr, t: gl.constexpr
-):  # fmt: skip
-    """Write the softmax of some rows, or its logarithm.
-
-    The parts tell each other their maxima and sums. The arguments are those of
-    :func:`~einops_fast.backends.triton.rows.softmax.kernel.softmax_kernel`, of rows' parts; ``mask`` isn't used.
-    """
-    row = gl.program_id(0)
-    number, runs, exist, _ = parts_of(part, columns, t)
-    sizes = with_parts(sizes, t)
-    notes = notes_here(t)
-    found = part_of_row(x, row, rows, number, runs, exist, sizes, strides.x, f, t)
-    meet(notes)
-    if field(t, "several"):
-        step = 0
-        for at in range(row, rows, gl.num_programs(0)):
-            found = _softmax_of_row(
-                found, x, out, at, rows, notes, step, number, runs, exist, sizes, strides, scale, f, t
-            )
-            step += 1  # noqa: SIM113 - Gluon has no enumerate
-    else:
-        _softmax_of_row(found, x, out, row, rows, notes, 0, number, runs, exist, sizes, strides, scale, f, t)
-
-
-@gluon.jit
-def _pair(out, d_out, row, rows, number, runs, exist, sizes, strides, f: gl.constexpr, t: gl.constexpr):
-    """A row's parts of the result and of its gradient, as they are."""
-    y = part_of_row(out, row, rows, number, runs, exist, sizes, strides.out, f, t)
-    return y, part_of_row(d_out, row, rows, number, runs, exist, sizes, strides.d_out, f, t)
-
-
-@gluon.jit
-def _gradient_of_row(
-    pair, out, d_out, dx, row, rows, notes, step, number, runs, exist, sizes, strides, scale, f: gl.constexpr,
-    t: gl.constexpr,
-):  # fmt: skip
-    """Write the gradient of a row of scores from :func:`_pair`. Gives that of the program's next row as above."""
-    tiles = ()
-    summands = ()
-    for at in gl.static_range(len(runs)):
-        y, d = pair[0][at].to(gl.float32), pair[1][at].to(gl.float32)
-        if field(f, "log") and field(f, "masked"):
-            # What is hidden is -inf whatever the scores are.
-            d = gl.where(y == float("-inf"), 0.0, d)
-        tiles += ((y, d),)
-        summands += (softmax_summand(y, d, f),)
-    of_part = gl.sum(total_of(summands), 1)
-    tell(notes, step, number, of_part, of_part, t)
-    if field(t, "several"):
-        pair = _pair(out, d_out, row + gl.num_programs(0), rows, number, runs, exist, sizes, strides, f, t)
-    of_parts, _ = heard(notes, step, t)
-    total = gl.zeros_like(number).to(gl.float32) + gl.sum(of_parts, 0)
-    place = row_place(row * field(t, "parts") + number, sizes, strides.x, f)
-    for at in gl.static_range(len(runs)):
-        gradient = softmax_gradient_tile(tiles[at][0], tiles[at][1], total, scale, f)
-        store_tile(dx, gradient, place, runs[at], strides.x, exist[at], f)
-    return pair
 
 
 @gluon.jit(do_not_specialize=["rows"])
 def softmax_gradient_cluster_kernel(
     out, d_out, dx, sizes, strides, rows, columns, part, scale, f: gl.constexpr, t: gl.constexpr
 ):  # fmt: skip
-    """Write the gradients of some rows of scores; see :func:`softmax_cluster_kernel`."""
+    """Write the gradients of a row of scores; see :func:`softmax_cluster_kernel`."""
     row = gl.program_id(0)
     number, runs, exist, _ = parts_of(part, columns, t)
     sizes = with_parts(sizes, t)
     notes = notes_here(t)
-    pair = _pair(out, d_out, row, rows, number, runs, exist, sizes, strides, f, t)
+    of_out = part_of_row(out, row, rows, number, runs, exist, sizes, strides.out, f, t)
+    of_d_out = part_of_row(d_out, row, rows, number, runs, exist, sizes, strides.d_out, f, t)
     meet(notes)
-    if field(t, "several"):
-        step = 0
-        for at in range(row, rows, gl.num_programs(0)):
-            pair = _gradient_of_row(
-                pair, out, d_out, dx, at, rows, notes, step, number, runs, exist, sizes, strides, scale, f, t
-            )
-            step += 1  # noqa: SIM113 - Gluon has no enumerate
-    else:
-        _gradient_of_row(pair, out, d_out, dx, row, rows, notes, 0, number, runs, exist, sizes, strides, scale, f, t)
+    tiles = ()
+    summands = ()
+    for at in gl.static_range(len(runs)):
+        y, d = of_out[at].to(gl.float32), of_d_out[at].to(gl.float32)
+        if field(f, "log") and field(f, "masked"):
+            # What is hidden is -inf whatever the scores are.
+            d = gl.where(y == float("-inf"), 0.0, d)
+        tiles += ((y, d),)
+        summands += (softmax_summand(y, d, f),)
+    of_part = gl.sum(total_of(summands), 1)
+    tell(notes, 0, number, of_part, of_part, t)
+    of_parts, _ = heard(notes, 0, t)
+    total = gl.zeros_like(number).to(gl.float32) + gl.sum(of_parts, 0)
+    place = row_place(row * field(t, "parts") + number, sizes, strides.x, f)
+    for at in gl.static_range(len(runs)):
+        gradient = softmax_gradient_tile(tiles[at][0], tiles[at][1], total, scale, f)
+        store_tile(dx, gradient, place, runs[at], strides.x, exist[at], f)

@@ -73,10 +73,7 @@ class SoftmaxFeatures(RowFeatures):
 
 
 class SoftmaxStrides(NamedTuple):
-    """Strides in elements: of the axes that count rows, then of the columns. ``position``: 1 along the queries.
-
-    All are tuples: where others are among them, Triton 3.6 loses the strides that are 1 in loops.
-    """
+    """Strides in elements: of the axes that count rows, then of the columns. ``position``: 1 along the queries."""
 
     x: Any
     out: Any

@@ -3,54 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from threading import Thread
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
-from ops_problems import DEVICE, assert_near, gradients, kernels, laid_out, leaf, randn
+from ops_cases import ALONG, ROWS, classes, first_result, tensors_of
+from ops_problems import DEVICE, assert_near, check, gradients, kernels, leaf, randn
 
 from einops_fast import autotune, ops
 from einops_fast.backends.triton.rows import tilings as row_tilings
 from einops_fast.backends.triton.rows.contest import Contest, Way
 from einops_fast.backends.triton.rows.rows import Rows, RowTiling, rows_of, typical
 from einops_fast.runtime.plan_cache import clear_plans
-
-
-def target(x: Any) -> Any:
-    return torch.arange(x.shape[0], device=x.device) * 7 % x.shape[1]
-
-
-FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "softmax": lambda x, weight, bias: ops.softmax(x),
-    "log_softmax": lambda x, weight, bias: ops.log_softmax(x),
-    "causal": lambda x, weight, bias: ops.log_softmax(x, causal=True),
-    "layer_norm": lambda x, weight, bias: ops.layer_norm(x, weight=weight, bias=bias),
-    "rms_norm": lambda x, weight, bias: ops.rms_norm(x, weight=weight, eps=1e-5),
-    "sum": lambda x, weight, bias: ops.dropout_add_layer_norm(x, x * 2, weight, bias),
-    "bias_gelu": lambda x, weight, bias: ops.bias_gelu(x, bias),
-    "cross_entropy": lambda x, weight, bias: ops.cross_entropy(x, target(x), weight.abs() + 1, label_smoothing=0.1),
-}
-
-
-def operands(shape: tuple[int, ...], layout: str) -> list[Any]:
-    rows = laid_out(randn(*shape, dtype="float32"), layout)
-    return [rows, *(randn(shape[-1], dtype="float32", seed=at) for at in (1, 2))]
-
-
-TAKES = {"softmax": 1, "log_softmax": 1, "causal": 1, "rms_norm": 2}
-"""How many tensors a function needs, if not all three."""
-
-
-def results(name: str, given: Sequence[Any]) -> list[Any]:
-    """The result and the gradients."""
-    used = [leaf(each) for each in given[: TAKES.get(name, 3)]]
-    if name == "bias_gelu":
-        return gradients(lambda x, bias: FUNCTIONS[name](x, None, bias), [used[0], used[2]])
-    if name == "cross_entropy":
-        return gradients(lambda x: FUNCTIONS[name](x, given[1], None), used[:1])
-    return gradients(lambda *tensors: FUNCTIONS[name](*tensors, *(None,) * (3 - len(tensors))), used)
 
 
 class Forced:
@@ -91,21 +58,14 @@ if DEVICE == "cuda":  # Triton's interpreter takes long, knows no alignment, and
 @pytest.mark.parametrize("inner", [24, 16, 5])
 @pytest.mark.parametrize("name", ["softmax", "layer_norm", "cross_entropy"])
 def test_neighbours_in_different_rows_along_two_axes(name: str, inner: int) -> None:
-    functions: dict[str, Callable[..., Any]] = {
-        "softmax": lambda x, weight: ops.softmax(x, 1),
-        "layer_norm": lambda x, weight: ops.layer_norm(x, weight=weight, dim=1),
-        "cross_entropy": lambda x, weight: ops.cross_entropy(x, x[:, 0].detach().abs().long(), dim=1),
-    }
-    tensors = [leaf(randn(5, 70, inner, dtype="float32")), leaf(randn(70, dtype="float32", seed=1))]
-    tensors = tensors if name == "layer_norm" else tensors[:1]
+    case = ALONG[name]
+    tensors = [leaf(each) for each in tensors_of(case.takes, 5, 70, inner, dtype="float32", dim=1)]
 
-    def function(x: Any, weight: Any = None) -> Any:
-        return functions[name](x, weight)
+    def native(x: Any, *others: Any) -> Any:
+        found = case.native(x.movedim(1, -1), *others)
+        return found.movedim(-1, 1) if found.dim() else found
 
-    with mock.patch("einops_fast.backends.torch.operator.on_gpu", return_value=False):
-        expected = gradients(function, [leaf(each.double()) for each in tensors])
-    with kernels():
-        assert_near(gradients(function, tensors), expected)
+    check(partial(case.ours, dim=1), native, tensors)
 
 
 def others(count: int) -> list[int]:
@@ -114,20 +74,21 @@ def others(count: int) -> list[int]:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("name", ROWS)
 def test_candidates(name: str, shape: str) -> None:
-    given = operands(*SHAPES[shape])
-    # By torch's own functions, of which the other tests make sure.
-    with mock.patch("einops_fast.backends.torch.operator.on_gpu", return_value=False):
-        expected, native = results(name, [each.double() for each in given]), results(name, given)
+    case, (sizes, layout) = ROWS[name], SHAPES[shape]
+    tensors = [leaf(each) for each in tensors_of(case.takes, *sizes, dtype="float32", layout=layout)]
+    expected = gradients(case.native, [leaf(each.double()) for each in tensors], rounded="float32")
+    native = gradients(case.native, tensors)
     to_do, names = [0], set[str]()
     for at in to_do:
         with Forced(at) as forced, kernels():
-            got = results(name, given)
+            got = gradients(case.ours, tensors)
             if DEVICE == "cuda":  # Triton's interpreter has no order to get wrong
-                assert all(map(torch.equal, got, results(name, given)))
-            if "norm" in name:  # the statistics are for gradients only
-                assert torch.equal(FUNCTIONS[name](*given), got[0])
+                assert all(map(torch.equal, got, gradients(case.ours, tensors)))
+            if case.operator == "norm":  # the statistics are for gradients only
+                plain = first_result(case.ours)(*[each.detach() for each in tensors])
+                assert torch.equal(plain, got[0])
         if at == 0:
             assert forced.most > 1
             to_do += others(forced.most)
@@ -138,7 +99,7 @@ def test_candidates(name: str, shape: str) -> None:
 
 @pytest.mark.parametrize("columns", [70, 72])  # whether four neighbours are drawn together
 def test_what_is_dropped_does_not_depend_on_tiles(columns: int) -> None:
-    x, weight, bias = operands((40, columns), "contiguous")
+    x, weight, bias = tensors_of("vv", 40, columns, dtype="float32")
     at, most, before = 0, 1, None
     while at < most:
         with Forced(at) as forced, kernels():
@@ -184,7 +145,7 @@ def test_gradients_in_place_are_not_measured() -> None:
     x = leaf(randn(4, 6, dtype="float32"))
     with kernels(), mock.patch.object(Contest, "choose", choose):
         for inplace in (False, True):
-            ops.cross_entropy(x * 1.0, target(x), inplace_backward=inplace).backward()
+            ops.cross_entropy(x * 1.0, classes(x), inplace_backward=inplace).backward()
     forward = "cross entropy", False
     assert calls == [forward, ("cross entropy gradient", False), forward, ("cross entropy gradient", True)]
 

@@ -1,36 +1,20 @@
 """Rows of a million elements and three, which nothing divides: by every operator that works along rows, both ways."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
-from functools import partial
 from typing import Any
 from unittest import mock
 
 import pytest
-import torch
-from ops_problems import DEVICE, assert_near, cross_entropy, gradients, kernels, leaf, native_norm, randn
+from ops_cases import ROWS, tensors_of
+from ops_problems import DEVICE, assert_near, gradients, kernels, leaf
 
-from einops_fast import ops
 from einops_fast.backends.triton.rows.cross_entropy import plan as cross_entropy_plan
 from einops_fast.backends.triton.rows.rows import RowTiling
 from einops_fast.backends.triton.rows.softmax import plan as softmax_plan
 from einops_fast.runtime.plan_cache import clear_plans
 
 COLUMNS = 1_000_003
-
-TARGET = torch.tensor([COLUMNS - 1, 5], device=DEVICE)
-
-CASES: dict[str, tuple[Callable[..., Any], Callable[..., Any], int]] = {
-    "softmax": (ops.softmax, partial(torch.softmax, dim=-1), 0),
-    "log_softmax": (ops.log_softmax, partial(torch.log_softmax, dim=-1), 0),
-    "layer_norm": (lambda x, w, b: ops.layer_norm(x, weight=w, bias=b), partial(native_norm, False), 2),
-    "rms_norm": (lambda x, w: ops.rms_norm(x, weight=w, eps=1e-5), partial(native_norm, True), 1),
-    "cross_entropy": (
-        lambda x: ops.cross_entropy(x, TARGET, label_smoothing=0.1),
-        lambda x: cross_entropy(x, TARGET, label_smoothing=0.1),
-        0,
-    ),
-}
 
 WIDE: dict[Any, tuple[str, ...]] = {
     softmax_plan: ("row_tilings",),
@@ -55,20 +39,16 @@ def tiles(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", ["softmax", "log_softmax", "layer_norm", "rms_norm", "cross_entropy"])
 def test_a_million_and_three(name: str, dtype: str, tiles: None) -> None:
-    function, native, parameters = CASES[name]
     if name.endswith("norm") and DEVICE == "cpu":
         pytest.skip("takes Triton's interpreter half a minute")
-    tensors = [leaf(randn(2, COLUMNS, dtype=dtype))]
-    tensors += [leaf(randn(COLUMNS, dtype=dtype, seed=at + 1)) for at in range(parameters)]
+    case = ROWS[name]
+    tensors = [leaf(each) for each in tensors_of(case.takes, 2, COLUMNS, dtype=dtype)]
     with kernels():
-        found = gradients(function, tensors)
-    exact = [leaf(each.double()) for each in tensors]
-    expected = native(*exact)
-    back = randn(*expected.shape, dtype=dtype, seed=7)
-    wanted = [expected, *torch.autograd.grad(expected, exact, back.double())]
-    theirs = gradients(native, tensors)
+        found = gradients(case.ours, tensors)
+    wanted = gradients(case.native, [leaf(each.double()) for each in tensors], rounded=dtype)
+    theirs = gradients(case.native, tensors)
     for got, each, other in zip(found, wanted, theirs, strict=True):
         # What is next to nothing, as 1 by a million is, has to be right for what it is.
         scale = 1 / float(each.detach().abs().max())
