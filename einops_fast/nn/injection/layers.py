@@ -20,32 +20,40 @@ from einops_fast.nn.injection.native_code import foreign_code
 from einops_fast.nn.injection.replacement import Replacement
 
 __all__ = [
+    "OF_TORCH",
     "BertIntermediate",
     "BertOutput",
-    "CrossEntropyLoss",
     "Dropout",
     "GPTFeedForward",
-    "LayerNorm",
+    "Layer",
     "LlamaFeedForward",
     "LlamaNorm",
-    "LogSoftmax",
-    "RMSNorm",
-    "Softmax",
 ]
 
 
-class LayerNorm(Replacement):
-    """torch's."""
+OF_TORCH: dict[type[nn.Module], str] = {
+    nn.CrossEntropyLoss: "ops.cross_entropy",
+    nn.LayerNorm: "ops.layer_norm",
+    nn.LogSoftmax: "ops.log_softmax",
+    nn.RMSNorm: "ops.rms_norm",
+    nn.Softmax: "ops.softmax",
+}
+"""What does the work of modules of torch that have a subclass of the same name in :mod:`einops_fast.nn.layers`."""
 
-    does = "ops.layer_norm"
-    fused = layers.LayerNorm.forward
 
+class Layer(Replacement):
+    """One of these."""
 
-class RMSNorm(Replacement):
-    """torch's."""
+    options: ClassVar[dict[str, Any]] = {}  # those that ours has beside torch's, of a softmax
+    z_loss = 0.0  # the same, of a loss
 
-    does = "ops.rms_norm"
-    fused = layers.RMSNorm.forward
+    @classmethod
+    def unfit(cls, module: nn.Module) -> str | None:
+        return "it has no dim" if getattr(module, "dim", 0) is None else None
+
+    @classmethod
+    def members(cls, original: type[nn.Module]) -> dict[str, Any]:
+        return {"does": OF_TORCH[original], "fused": getattr(layers, original.__name__).forward}
 
 
 class LlamaNorm(Replacement):
@@ -70,36 +78,6 @@ class Dropout(Replacement):
         if not self.training or not self.p or self.inplace or not input.is_floating_point() or not input.dim():
             return NotImplemented
         return ops.dropout_bias_activation(input, None, "none", self.p)
-
-
-class _Softmax(Replacement):
-    options: ClassVar[dict[str, Any]] = {}
-
-    @classmethod
-    def unfit(cls, module: Any) -> str | None:
-        return "it has no dim" if module.dim is None else None
-
-
-class Softmax(_Softmax):
-    """torch's."""
-
-    does = "ops.softmax"
-    fused = layers.Softmax.forward
-
-
-class LogSoftmax(_Softmax):
-    """torch's."""
-
-    does = "ops.log_softmax"
-    fused = layers.LogSoftmax.forward
-
-
-class CrossEntropyLoss(Replacement):
-    """torch's."""
-
-    does = "ops.cross_entropy"
-    fused = layers.CrossEntropyLoss.forward
-    z_loss = 0.0
 
 
 def _without_activation(name: str, module: Any) -> str | None:

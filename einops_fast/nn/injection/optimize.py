@@ -20,12 +20,8 @@ from einops_fast.nn.injection.selection import selected
 __all__ = ["optimize", "restore"]
 
 _OF_TORCH: dict[type[nn.Module], type[Replacement]] = {
-    nn.CrossEntropyLoss: layers.CrossEntropyLoss,
+    **dict.fromkeys(layers.OF_TORCH, layers.Layer),
     nn.Dropout: layers.Dropout,
-    nn.LayerNorm: layers.LayerNorm,
-    nn.LogSoftmax: layers.LogSoftmax,
-    nn.RMSNorm: layers.RMSNorm,
-    nn.Softmax: layers.Softmax,
 }
 
 _OF_BERT: dict[str, type[Replacement]] = {
