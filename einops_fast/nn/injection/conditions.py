@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from einops_fast.nn.injection.native_code import foreign_code, unchanged
-from einops_fast.nn.injection.replacement import original_class
+from einops_fast.nn.injection.replacement import Replacement, original_class
 from einops_fast.nn.masks import may_hide_all_keys
 
 __all__ = [
@@ -155,7 +155,8 @@ def needs_original(module: Any, hidden_states: Tensor, mask: Any, options: dict[
 def attends_otherwise(module: Any) -> bool:
     """Whether an attention module of transformers calls another function than its ``eager`` or ``sdpa`` attention."""
     chosen = getattr(module.config, "_attn_implementation", None)
-    registered = sys.modules[original_class(module).__module__].ALL_ATTENTION_FUNCTIONS
+    kind = module.original if isinstance(module, Replacement) else type(module)  # also of classes derived since
+    registered = sys.modules[kind.__module__].ALL_ATTENTION_FUNCTIONS
     if chosen == "eager":
         return "eager" in registered
     known = sys.modules["transformers.integrations.sdpa_attention"].sdpa_attention_forward
