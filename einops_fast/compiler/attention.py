@@ -198,8 +198,10 @@ class Reader:
             self.inner.append(node)
             name = name_of(node)
             if name in ("mul", "div", "mul_", "div_"):
-                node, number = self._scaled(node)
-                factor *= number
+                scaled = times_number(node)
+                if scaled is None:
+                    raise Miss("unsupported option", node)
+                node, factor = scaled[0], factor * scaled[1]
             elif name == "sub" and (taken := self._stabilizer(node, dims)):
                 self.inner += taken
                 self.shifted = True
@@ -257,7 +259,7 @@ class Reader:
             ways.append((other, ways[0][3], one, 1.0))
         missed: Miss | None = None
         for scores, times, bias, weight in ways:
-            before = self._state()
+            before = {name: list(value) if isinstance(value, list) else value for name, value in vars(self).items()}
             try:
                 own = broadcast(dims, scores) if isinstance(scores, Node) else None
                 if own is None or own != dims:
@@ -269,7 +271,7 @@ class Reader:
                 return found
             except Miss as miss:
                 missed = missed or miss
-                self._restore(before)
+                vars(self).update(before)
         assert missed is not None
         raise missed
 
@@ -314,12 +316,6 @@ class Reader:
         if own is None or not isinstance(scores, Node) or broadcast(dims, scores) != dims:
             raise Miss("broadcast", node)
         self.masks.append(Mask(Read(mask, own), seen, fill))
-
-    def _scaled(self, node: Node) -> tuple[Node, float]:
-        scaled = times_number(node)
-        if scaled is None:
-            raise Miss("unsupported option", node)
-        return scaled
 
     def _stabilizer(self, node: Node, dims: Dims) -> tuple[Node, ...]:
         """Return the nodes of what is subtracted from all scores of a row, if it is their largest."""
@@ -367,15 +363,6 @@ class Reader:
         if seen is None:
             raise Miss(_REASONS.get(name_of(node), "unsupported option"), node)
         return seen
-
-    def _state(self) -> tuple[Any, ...]:
-        return (
-            list(self.inner), list(self.biases), list(self.masks), list(self.casts), self.softcap,
-            self.features, self.shifted,
-        )  # fmt: skip
-
-    def _restore(self, state: tuple[Any, ...]) -> None:
-        self.inner, self.biases, self.masks, self.casts, self.softcap, self.features, self.shifted = state
 
 
 def _polarity(mask: Any, seen: bool) -> tuple[Any, bool]:

@@ -88,10 +88,8 @@ def _is_at_least(one: Any, other: Any) -> bool:
 def band_of(node: Node, axes: tuple[int, int], seen: bool | None) -> Band | None:
     """Return the band of keys that a mask shows to each query; ``None`` if a node is no such mask.
 
-    Args:
-        node: a mask, or what is added to the scores.
-        axes: those of queries and keys.
-        seen: whether True stands for a key that is seen; ``None`` of what is added.
+    ``axes`` are those of queries and keys; ``seen`` is whether True stands for a key that is seen, and ``None`` of what
+    is added to the scores.
     """
     found: set[Band] | None = None
     for made in _made(node):
@@ -115,24 +113,14 @@ def gate_of(node: Node) -> tuple[Any, Node, float, list[Any]] | None:
     if name not in ("add", "sub") or argument(node, 2, "alpha", 1) != 1:
         return None
     for gated, rest in ((one, other), (other, one)) if name == "add" else ((one, other),):
-        scaled = times_number(rest) if name_of(rest) == "mul" else None
-        if name_of(gated) != "mul" or scaled is None:
+        inverse, fill = (times_number(rest) if name_of(rest) == "mul" else None) or (None, 0.0)
+        if name_of(gated) != "mul" or name_of(inverse) not in ("sub", "rsub"):
             continue
-        inverse, fill = scaled
-        if name_of(inverse) not in ("sub", "rsub"):
-            continue
-        begin, gate = source_of(inverse), argument(inverse, 1, "other")
-        if name_of(inverse) == "rsub":
-            begin, gate = gate, begin
+        ends = [source_of(inverse), argument(inverse, 1, "other")]
+        begin, gate = ends if name_of(inverse) == "sub" else ends[::-1]
         factors = [source_of(gated), argument(gated, 1, "other")]
-        if (
-            not isinstance(gate, Node)
-            or gate not in factors
-            or constant_of(begin) != 1
-            or argument(inverse, 2, "alpha", 1) != 1
-        ):
-            continue
-        if _is_of_zeros_and_ones(gate):
+        plain = constant_of(begin) == 1 and argument(inverse, 2, "alpha", 1) == 1
+        if plain and isinstance(gate, Node) and gate in factors and _is_of_zeros_and_ones(gate):
             gated_by = factors[1 - factors.index(gate)]
             return gated_by, gate, fill if name == "add" else -fill, [gated, rest, inverse]
     return None

@@ -94,22 +94,24 @@ def seen_through(node: Node, dims: Dims) -> tuple[Node, Dims] | None:
         return source, (*dims[:at], *dims[at + 1 :])
     if name == "squeeze":
         return source, _unsqueezed(dims, shape, shape_of(node))
-    if name in ("expand", "expand_as", "broadcast_to"):
-        found = broadcast(dims, source)
-        return None if found is None else (source, found)
-    if name in ("repeat_interleave", "repeat"):
-        found = _repeated(node, name, dims, shape)
-        return None if found is None else (source, found)
     if name == "getitem":
         return _indexed(node, source, dims)
-    return None
+    found = None
+    if name in ("expand", "expand_as", "broadcast_to"):
+        found = broadcast(dims, source)
+    elif name == "repeat":
+        found = _of_repetitions(node, dims, shape)
+    elif name == "repeat_interleave":
+        count, axis = argument(node, 1, "repeats"), argument(node, 2, "dim")
+        if isinstance(count, int) and isinstance(axis, int):
+            found = _repeated(dims, shape, axis, count, False)
+    return None if found is None else (source, found)
 
 
 def followed(node: Any, dims: Dims, wanted: Callable[[Node], bool]) -> tuple[Node, Dims, list[Node]] | None:
     """Follow views and casts to a node that is ``wanted``.
 
-    Returns:
-        That node, what indexes it, and the nodes on the way; ``None`` if the way ends before.
+    Return it with what indexes it and the nodes on the way; ``None`` if the way ends before.
     """
     way: list[Node] = []
     while isinstance(node, Node):
@@ -173,31 +175,26 @@ def _unsqueezed(dims: Dims, shape: Any, squeezed: Any) -> Dims:
     return tuple(found)
 
 
-def _repeated(node: Node, name: str, dims: Dims, shape: Any) -> Dims | None:
-    """Return what indexes an operand whose elements are repeated, each or all of an axis."""
-    if name == "repeat":
-        given = node.args[1:] if len(node.args) > 2 else argument(node, 1, "repeats")
-        times = [given] if isinstance(given, int) else list(given[0] if isinstance(given[0], (tuple, list)) else given)
-        if not all(isinstance(count, int) for count in times):
-            return None
-        extra = len(times) - len(shape)
-        found = []
-        for dim, count, size in zip(dims[extra:], times[extra:], shape, strict=True):
-            if count == 1:
-                found.append(dim)
-                continue
-            # All of an axis over and over: the slower part counts repetitions.
-            parts = regrouped((dim,), (count, size))
-            if parts is None:
-                return None
-            found.append(parts[1])
-        return tuple(found)
-    count, axis = argument(node, 1, "repeats"), argument(node, 2, "dim")
-    if not isinstance(count, int) or not isinstance(axis, int):
-        return None
+def _repeated(dims: Dims, shape: Any, axis: int, count: int, whole: bool) -> Dims | None:
+    """Return what indexes an operand that is repeated along an axis, as a whole or each element of it."""
     axis %= len(shape)
-    parts = regrouped((dims[axis],), (shape[axis], count))
-    return None if parts is None else (*dims[:axis], parts[0], *dims[axis + 1 :])
+    # The slower part counts repetitions of the whole.
+    parts = regrouped((dims[axis],), (count, shape[axis]) if whole else (shape[axis], count))
+    return None if parts is None else (*dims[:axis], parts[whole], *dims[axis + 1 :])
+
+
+def _of_repetitions(node: Node, dims: Dims, shape: Any) -> Dims | None:
+    """Return what indexes an operand of ``repeat``."""
+    given = node.args[1:] if len(node.args) > 2 else argument(node, 1, "repeats")
+    times = [given] if isinstance(given, int) else list(given[0] if isinstance(given[0], (tuple, list)) else given)
+    if not all(isinstance(count, int) for count in times):
+        return None
+    extra = len(times) - len(shape)
+    found: Dims | None = dims[extra:]
+    for axis, count in enumerate(times[extra:]):
+        if count != 1 and found is not None:
+            found = _repeated(found, shape, axis, count, True)
+    return found
 
 
 def _of_copies(node: Node, dims: Dims) -> tuple[Node, Dims] | None:
@@ -205,12 +202,9 @@ def _of_copies(node: Node, dims: Dims) -> tuple[Node, Dims] | None:
     joined, axis = source_of(node), argument(node, 1, "dim", 0)
     if not isinstance(joined, (tuple, list)) or len(set(joined)) != 1 or not isinstance(axis, int):
         return None
-    source, shape = joined[0], shape_of(joined[0])
-    if not isinstance(source, Node) or not shape:
-        return None
-    axis %= len(shape)
-    parts = regrouped((dims[axis],), (len(joined), shape[axis]))
-    return None if parts is None else (source, (*dims[:axis], parts[1], *dims[axis + 1 :]))
+    shape = shape_of(joined[0])
+    found = _repeated(dims, shape, axis, len(joined), True) if shape else None
+    return None if found is None else (joined[0], found)
 
 
 def _indexed(node: Node, source: Node, dims: Dims) -> tuple[Node, Dims] | None:

@@ -1,4 +1,4 @@
-"""Masks as transformers hands them to its attention."""
+"""Which masks of transformers may hide all keys of a query."""
 
 from __future__ import annotations
 
@@ -10,24 +10,11 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from einops_fast.attention.torch_state import hides_values
 from einops_fast.backends.torch.types import PLAIN, may_read_values
-from einops_fast.errors import ShapeError
 
-__all__ = ["mask_options", "may_hide_all_keys"]
+__all__ = ["may_hide_all_keys"]
 
 # By a mask on a GPU: its version, the layers that got the answer, and the answer.
 _answers: Any = WeakIdKeyDictionary()
-
-
-def mask_options(mask: Tensor, kv_length: int) -> dict[str, Tensor]:
-    """Return a mask of four axes, (batch, heads, queries, keys), as the option that :func:`attention` takes it by.
-
-    No value is read: kernels find out themselves which blocks of keys a mask hides, and a decision by values would
-    wait for a GPU, and be wrong in a traced graph.
-    """
-    if mask.dim() != 4:
-        raise ShapeError(f"a mask has four axes (batch, heads, queries, keys), not shape {tuple(mask.shape)}")
-    # Older versions of transformers make masks for the keys of the whole cache.
-    return {"mask" if mask.dtype == torch.bool else "bias": mask[..., :kv_length]}
 
 
 def may_hide_all_keys(mask: Tensor, layer: int | None) -> bool:
