@@ -37,11 +37,6 @@ def softmax_over_the_queries(q, k, v):
     return (q @ k.mT).softmax(-2) @ v
 
 
-@look_alike("different loop order", (B, H, M, D), (B, H, M, D), (B, H, M, E))
-def softmax_over_the_heads(q, k, v):
-    return (q @ k.mT).softmax(1) @ v
-
-
 @look_alike("", *HEADS_FIRST)
 def no_softmax(q, k, v):
     return (q @ k.mT) @ v
@@ -62,16 +57,6 @@ def a_temperature(q, k, v, temperature):
     return ((q @ k.mT) * temperature).softmax(-1) @ v
 
 
-@look_alike("unsupported option", *HEADS_FIRST, Mask((M, N)))
-def a_mask_that_hides_little(q, k, v, mask):
-    return (q @ k.mT).masked_fill(mask, -3.0).softmax(-1) @ v
-
-
-@look_alike("unsupported option", *HEADS_FIRST)
-def bounded_scores(q, k, v):
-    return (q @ k.mT).clamp(-1, 1).softmax(-1) @ v
-
-
 @look_alike("unsupported option", *HEADS_FIRST)
 def rounded_scores(q, k, v):
     return torch.div(q @ k.mT, 0.5, rounding_mode="floor").softmax(-1) @ v
@@ -85,11 +70,6 @@ def a_bias_within_the_softcap(q, k, v, bias):
 @look_alike("unsupported option", *HEADS_FIRST)
 def weights_that_are_scaled(q, k, v):
     return ((q @ k.mT).softmax(-1) * 2) @ v
-
-
-@look_alike("unsupported option", *HEADS_FIRST, Mask((M, N)))
-def weights_that_are_masked(q, k, v, mask):
-    return (q @ k.mT).softmax(-1).masked_fill(~mask, 0.0) @ v
 
 
 @look_alike("mutation", *HEADS_FIRST)
@@ -132,19 +112,9 @@ def scores_that_are_transposed(q, k, v):
     return (q @ k.mT).mT.softmax(-2) @ v
 
 
-@look_alike("different loop order", *SQUARE)
-def a_product_of_queries_alone(q, k, v):
-    return torch.einsum("bhij,bhie->bhje", (q @ k.mT).softmax(-1), v)
-
-
 @look_alike("different offset", *HEADS_FIRST)
 def part_of_the_scores(q, k, v):
     return (q @ k.mT)[..., 1:].softmax(-1) @ v[..., 1:, :]
-
-
-@look_alike("unsupported option", *HEADS_FIRST)
-def detached_weights(q, k, v):
-    return (q @ k.mT).softmax(-1).detach() @ v
 
 
 @look_alike("unsupported option", *HEADS_FIRST)

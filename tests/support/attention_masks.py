@@ -4,22 +4,10 @@ import torch
 from attention_spellings import HEADS_FIRST, HEADS_LAST, SQUARE, B, H, M, Mask, N, spelling
 
 
-@spelling(*HEADS_FIRST, Mask((B, 1, 1, N)))
-def mask_of_keys(q, k, v, mask):
-    scores = (q @ k.mT) / 2
-    return scores.masked_fill(~mask, float("-inf")).softmax(-1) @ v
-
-
 @spelling(*HEADS_FIRST, Mask((B, N)))
 def mask_of_keys_with_new_axes(q, k, v, mask):
     scores = torch.einsum("bhid,bhjd->bhij", q, k)
     scores = scores.masked_fill(mask[:, None, None, :] == 0, -1e9)
-    return scores.softmax(-1) @ v
-
-
-@spelling(*HEADS_FIRST, Mask((M, N)))
-def where(q, k, v, mask):
-    scores = torch.where(mask, q @ k.mT, torch.finfo(q.dtype).min)
     return scores.softmax(-1) @ v
 
 
@@ -89,12 +77,6 @@ def softcap(q, k, v):
 
 
 @spelling(*SQUARE)
-def causal_by_tril(q, k, v):
-    mask = torch.tril(torch.ones(M, M, dtype=torch.bool))
-    return (q @ k.mT / 2).masked_fill(~mask, float("-inf")).softmax(-1) @ v
-
-
-@spelling(*SQUARE)
 def causal_by_triu(q, k, v):
     mask = torch.triu(torch.full((M, M), float("-inf")), diagonal=1)
     return (q @ k.mT + mask).softmax(-1) @ v
@@ -112,13 +94,6 @@ def causal_with_padding(q, k, v, mask):
     causal = torch.ones(M, M).tril().view(1, 1, M, M)
     scores = (q @ k.mT).masked_fill(causal == 0, float("-inf"))
     return scores.masked_fill(~mask, float("-inf")).softmax(-1) @ v
-
-
-@spelling(*SQUARE)
-def causal_by_triu_of_a_full_tensor(q, k, v):
-    mask = torch.full((1, 1, M, M), float("-inf"), device=q.device)
-    mask = torch.triu(mask, diagonal=1).type_as(q)
-    return (q @ k.mT + mask).softmax(-1) @ v
 
 
 @spelling(*SQUARE)
@@ -158,12 +133,6 @@ def block_mask_by_where(q, k, v, mask):
     return torch.where(mask, scores, torch.full_like(scores, float("-inf"))).softmax(-1) @ v
 
 
-@spelling(*SQUARE, Mask((M, M)))
-def where_of_filled_tensors(q, k, v, mask):
-    scores = torch.where(~mask, torch.full((1, 1), -1e9), q @ k.mT)
-    return scores.softmax(-1) @ v
-
-
 @spelling(*HEADS_FIRST, Mask((B, 1, M, N)))
 def gate_of_a_mask(q, k, v, mask):
     """As GPT-2 had it first."""
@@ -187,32 +156,6 @@ def causal_gate_of_ones(q, k, v):
 
 
 # ---- windows
-
-
-@spelling(*SQUARE)
-def window_by_positions(q, k, v):
-    i, j = torch.arange(M)[:, None], torch.arange(M)[None, :]
-    mask = (j <= i) & (i - j < 3)
-    return (q @ k.mT).masked_fill(~mask, float("-inf")).softmax(-1) @ v
-
-
-@spelling(*SQUARE)
-def window_on_both_sides(q, k, v):
-    distance = (torch.arange(M)[:, None] - torch.arange(M)[None, :]).abs()
-    return torch.where(distance <= 2, q @ k.mT, -torch.inf).softmax(-1) @ v
-
-
-@spelling(*SQUARE)
-def window_by_triangles(q, k, v):
-    mask = torch.ones(M, M).tril(1).triu(-2).bool()
-    return (q @ k.mT).masked_fill(mask.logical_not(), -1e9).softmax(-1) @ v
-
-
-@spelling(*SQUARE)
-def window_as_what_is_added(q, k, v):
-    far = torch.full((M, M), float("-inf"))
-    mask = far.triu(1) + far.tril(-3)
-    return (q @ k.mT + mask).softmax(-1) @ v
 
 
 @spelling(*SQUARE)
@@ -248,12 +191,6 @@ def window_and_padding(q, k, v, mask):
     i = torch.arange(M)
     far = i - i[:, None] > 1
     return (q @ k.mT).masked_fill(far, -1e9).masked_fill(~mask, -1e9).softmax(-1) @ v
-
-
-@spelling(*SQUARE)
-def window_that_hides_nothing(q, k, v):
-    i = torch.arange(M)
-    return (q @ k.mT).masked_fill((i[:, None] - i).abs() > M, float("-inf")).softmax(-1) @ v
 
 
 @spelling(*SQUARE, Mask((B, 1, 1, M)))

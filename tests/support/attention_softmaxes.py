@@ -6,13 +6,6 @@ from attention_spellings import HEADS_FIRST, HEADS_LAST, SQUARE, B, E, H, M, Mas
 
 
 @spelling(*HEADS_FIRST)
-def softmax_by_hand(q, k, v):
-    scores = torch.einsum("bhid,bhjd->bhij", q, k)
-    weights = (scores - scores.amax(-1, keepdim=True)).exp()
-    return torch.einsum("bhij,bhje->bhie", weights / weights.sum(-1, keepdim=True), v)
-
-
-@spelling(*HEADS_FIRST)
 def softmax_by_hand_with_max(q, k, v):
     scores = q @ k.mT
     weights = torch.exp(scores - torch.max(scores, dim=-1, keepdim=True)[0])
@@ -64,20 +57,7 @@ def dropout_that_is_off(q, k, v):
     return F.dropout((q @ k.mT).softmax(-1), 0.3, training=False) @ v
 
 
-@spelling(*HEADS_FIRST)
-def scores_in_float64_and_back(q, k, v):
-    scores = (q @ k.mT).double() / 2
-    return scores.softmax(-1).to(q.dtype) @ v
-
-
 # ---- normalized after the product with the values
-
-
-@spelling(*HEADS_FIRST)
-def normalized_late(q, k, v):
-    scores = torch.einsum("bhid,bhjd->bhij", q, k)
-    weights = (scores - scores.amax(-1, keepdim=True)).exp()
-    return torch.einsum("bhij,bhje->bhie", weights, v) / weights.sum(-1, keepdim=True)
 
 
 @spelling(*HEADS_FIRST)
@@ -117,13 +97,6 @@ def normalized_late_by_batched_products(q, k, v):
 
 
 # ---- the log-sum-exp as well
-
-
-@spelling(*HEADS_FIRST)
-def weights_by_a_logsumexp_that_is_returned(q, k, v):
-    scores = q @ k.mT / 2
-    lse = torch.logsumexp(scores, dim=-1, keepdim=True)
-    return torch.exp(scores - lse) @ v, lse.squeeze(-1)
 
 
 @spelling(*HEADS_FIRST)
