@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
+from torch import fx
 from torch.fx import Node
 
-from einops_fast.compiler.nest import Dims, expanded, regrouped
+from einops_fast.compiler.memory import storages_of
+from einops_fast.compiler.nest import Dim, Dims, expanded, regrouped
 from einops_fast.compiler.nodes import (
     argument,
+    called,
     dtype_of,
     expression,
     name_of,
@@ -25,6 +29,11 @@ __all__ = ["broadcast", "followed", "is_cast", "permutation_of", "seen_through"]
 _SAME = ("contiguous", "clone", "alias")
 _CASTS = ("to", "type_as", "type", "float", "half", "bfloat16", "double")
 _RESHAPES = ("reshape", "flatten", "unflatten", "reshape_as", "ravel")
+_PERMUTATIONS = ("permute", "transpose", "t", "getattr", "movedim")
+_VIEWS = (*_PERMUTATIONS, "unsqueeze", "squeeze", "getitem", "expand", "expand_as", "broadcast_to")
+
+_PRIMES = (1009, 1013, 1019, 1021, 1031, 1033, 1039, 1049, 1051, 1061, 1063, 1069)
+"""Strides by which axes of a tensor are told apart, whatever is done to them."""
 
 
 def is_cast(node: Node) -> bool:
@@ -74,31 +83,13 @@ def seen_through(node: Node, dims: Dims) -> tuple[Node, Dims] | None:
     shape = shape_of(source)
     if shape is None or shape_of(node) is None:
         return None
-    rank = len(shape)
     if name in _SAME or (name in _CASTS and dtype_of(node) == dtype_of(source) and _same_device(node, source)):
         return source, dims
-    if name in _RESHAPES:
-        if dtype_of(node) != dtype_of(source):  # view(dtype)
-            return None
-        found = regrouped(dims, shape)
-        return None if found is None else (source, found)
-    order = _order(node, name, rank)
-    if order is not None:
-        own: list[Any] = [()] * rank
-        for at, axis in enumerate(order):
-            own[axis] = dims[at]
-        return source, tuple(own)
-    if name == "unsqueeze":
-        at = argument(node, 1, "dim")
-        at = at + rank + 1 if at < 0 else at
-        return source, (*dims[:at], *dims[at + 1 :])
-    if name == "squeeze":
-        return source, _unsqueezed(dims, shape, shape_of(node))
-    if name == "getitem":
-        return _indexed(node, source, dims)
     found = None
-    if name in ("expand", "expand_as", "broadcast_to"):
-        found = broadcast(dims, source)
+    if name in _RESHAPES and dtype_of(node) == dtype_of(source):  # else it is view(dtype)
+        found = regrouped(dims, shape)
+    elif name in _VIEWS:
+        found = _seen_as_a_whole(node, source, dims)
     elif name == "repeat":
         found = _of_repetitions(node, dims, shape)
     elif name == "repeat_interleave":
@@ -134,45 +125,42 @@ def _same_device(node: Node, source: Node) -> bool:
 
 def permutation_of(node: Node) -> list[int] | None:
     """Return which axis of its operand each axis of a node is; ``None`` if it isn't a permutation."""
-    shape = shape_of(source_of(node)) if node.args else None
-    return None if shape is None else _order(node, name_of(node), len(shape))
+    strides = _strides_of(node, source_of(node)) if name_of(node) in _PERMUTATIONS and node.args else None
+    return None if strides is None else [_PRIMES.index(stride) for stride in strides]
 
 
-def _order(node: Node, name: str, rank: int) -> list[int] | None:
-    """Return which axis of its operand each axis of a permutation is."""
-    order = list(range(rank))
-    if name == "permute":
-        given: Any = node.args[1:] if len(node.args) > 2 else argument(node, 1, "dims")
-        if isinstance(given, (tuple, list)) and len(given) == 1 and isinstance(given[0], (tuple, list)):
-            given = given[0]
-        return [axis % rank for axis in ([given] if isinstance(given, int) else given)]
-    if name == "transpose":
-        one, other = argument(node, 1, "dim0"), argument(node, 2, "dim1")
-        order[one], order[other] = order[other], order[one]
-        return order
-    if name == "t" and rank == 2:
-        return order[::-1]
-    if name == "getattr" and argument(node, 1, "") in ("mT", "T"):
-        return [*order[:-2], *order[:-3:-1]] if argument(node, 1, "") == "mT" else order[::-1]
-    if name == "movedim":
-        source, target = argument(node, 1, "source"), argument(node, 2, "destination")
-        sources = [source] if isinstance(source, int) else list(source)
-        targets = [target] if isinstance(target, int) else list(target)
-        sources, targets = [axis % rank for axis in sources], [axis % rank for axis in targets]
-        rest = iter([axis for axis in order if axis not in sources])
-        return [sources[targets.index(at)] if at in targets else next(rest) for at in range(rank)]
-    return None
+def _strides_of(node: Node, source: Node) -> tuple[Any, ...] | None:
+    """Return the strides that a view has of a tensor with :data:`_PRIMES`; ``None`` if it begins elsewhere in it."""
+    if name_of(node) == "getattr" and argument(node, 1, "") not in ("mT", "T"):
+        return None
+    value: Any = source.meta.get("example_value")
+    with getattr(value, "fake_mode", None) or nullcontext():
+        try:
+            whole = torch.empty_strided(value.shape, _PRIMES[: value.dim()], device="meta")
+            given, options = fx.node.map_arg(
+                (node.args, node.kwargs), lambda each: whole if each is source else each.meta["example_value"]
+            )
+            made = called(node, given, options)
+        except Exception:  # whatever can't be called like this is no view that is known
+            return None
+    return made.stride() if storages_of(made) == storages_of(whole) and made.storage_offset() == 0 else None
 
 
-def _unsqueezed(dims: Dims, shape: Any, squeezed: Any) -> Dims:
-    found, at = [], 0
-    for size in shape:
-        if at < len(squeezed) and same_size(size, squeezed[at]):
-            found.append(dims[at])
-            at += 1
-        else:
-            found.append(())
-    return tuple(found)
+def _seen_as_a_whole(node: Node, source: Node, dims: Dims) -> Dims | None:
+    """Return what indexes an operand of which a node is a view, if it has all its elements, once or repeated."""
+    strides, shape = _strides_of(node, source), shape_of(source) or ()
+    if strides is None:
+        return None
+    found: dict[int, Dim] = {}
+    for dim, size, stride in zip(dims, shape_of(node) or (), strides, strict=True):
+        if expression(size) == 1 or stride == 0:
+            continue
+        axis = _PRIMES.index(stride) if stride in _PRIMES else len(shape)
+        if axis >= len(shape) or not same_size(size, shape[axis]):
+            return None
+        found[axis] = dim
+    missing = [axis for axis, size in enumerate(shape) if axis not in found and expression(size) != 1]
+    return None if missing else tuple([found.get(axis, ()) for axis in range(len(shape))])
 
 
 def _repeated(dims: Dims, shape: Any, axis: int, count: int, whole: bool) -> Dims | None:
@@ -205,24 +193,6 @@ def _of_copies(node: Node, dims: Dims) -> tuple[Node, Dims] | None:
     shape = shape_of(joined[0])
     found = _repeated(dims, shape, axis, len(joined), True) if shape else None
     return None if found is None else (joined[0], found)
-
-
-def _indexed(node: Node, source: Node, dims: Dims) -> tuple[Node, Dims] | None:
-    """Look through an index of new axes and whole slices."""
-    index = node.args[1]
-    entries = list(index) if isinstance(index, tuple) else [index]
-    whole = slice(None, None, None)
-    if any(entry is not None and entry is not Ellipsis and entry != whole for entry in entries):
-        return None
-    if Ellipsis in entries:
-        at = entries.index(Ellipsis)
-        named = sum(entry == whole for entry in entries)
-        entries[at : at + 1] = [whole] * (len(shape_of(source) or ()) - named)
-    found = []
-    for at, dim in enumerate(dims):
-        if at >= len(entries) or entries[at] is not None:
-            found.append(dim)
-    return source, tuple(found)
 
 
 def _of_einsum(node: Node, dims: Dims) -> tuple[Node, Dims] | None:
