@@ -19,6 +19,7 @@ from torch.fx import Node
 from einops_fast.compiler.attention_call import Attention, Mask
 from einops_fast.compiler.constants import constant_of, filling_of, made_like, rounded, times_number
 from einops_fast.compiler.contractions import Product, is_contraction, product_of
+from einops_fast.compiler.layout import labels_of
 from einops_fast.compiler.masks import LARGE, gate_of
 from einops_fast.compiler.match import Miss, Read
 from einops_fast.compiler.nest import Dims, Label, expanded, fresh
@@ -105,13 +106,11 @@ class Reader:
     def match(
         self, node: Node, result: Dims, product: Product, weights: tuple[Node, Dims], values: tuple[Node, Dims]
     ) -> Attention:
-        held = {label for dim in values[1] for label in dim}
-        for dim in weights[1]:
-            for label in dim:
-                label.whole = label.whole or (self.whole and label not in held)
-        for dim in values[1]:
-            for label in dim:
-                label.whole = label.whole or label not in {each for own in weights[1] for each in own}
+        of_weights, of_values = [{label for dim in dims for label in dim} for _, dims in (weights, values)]
+        for label in of_weights - of_values:
+            label.whole = label.whole or self.whole
+        for label in of_values - of_weights:
+            label.whole = True
         if product.addend is not None or product.factor != 1:
             raise Miss("unsupported option", node)
         self.inner += product.inner
@@ -231,14 +230,10 @@ class Reader:
             self._add(*product.addend, dims, factor, node)
         one, other = [self.operand(*each) for each in product.operands]
         scale = factor * product.factor * one.factor * other.factor
-        on_left, on_right = self._has_keys(one), self._has_keys(other)
+        on_left, on_right = [{*labels_of(each.dims)}.issuperset(self.keys) for each in (one, other)]
         if on_left == on_right:
             raise Miss("different loop order", node)
         return (other, one, scale) if on_left else (one, other, scale)
-
-    def _has_keys(self, read: Read) -> bool:
-        held = {label for dim in read.dims for label in expanded(dim)}
-        return all(label in held for label in self.keys)
 
     def _sum(self, node: Node, name: str, dims: Dims, factor: float) -> tuple[Read, Read, float]:
         """Follow a sum into the operand that is the scores; the other one is a bias."""

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import sympy
 import torch
+from torch import fx
 from torch.fx import Node
 
 from einops_fast.compiler.constants import constant_of, times_number
@@ -260,18 +261,13 @@ def _reach(nodes: Sequence[Node], sizes: Sequence[Any], symbols: Sequence[Any]) 
 def _numbers(node: Node) -> list[Any]:
     """Return all numbers that a call takes, those that other nodes are as well."""
     found: list[Any] = []
-    rest: list[Any] = [*node.args, *node.kwargs.values()]
-    while rest:
-        value = rest.pop()
-        if isinstance(value, (tuple, list)):
-            rest += value
-        elif isinstance(value, slice):
-            rest += [value.start, value.stop, value.step]
-        elif isinstance(value, Node):
-            example = value.meta.get("example_value")
-            found += [example] if isinstance(example, (int, float, torch.SymInt)) else []
-        elif isinstance(value, (int, float, torch.SymInt)) and not isinstance(value, bool):
+
+    def visit(value: Any) -> None:
+        value = value.meta.get("example_value") if isinstance(value, Node) else value
+        if isinstance(value, (int, float, torch.SymInt)) and not isinstance(value, bool):
             found.append(value)
+
+    fx.node.map_aggregate((node.args, node.kwargs), visit)
     return found
 
 
@@ -285,19 +281,13 @@ def _evaluated(nodes: Sequence[Node], values: Mapping[Any, int]) -> torch.Tensor
         if isinstance(value, torch.SymInt):
             return int(value.node.expr.subs(values))
         if isinstance(value, torch.Tensor):  # which a call takes the shape of, and the like
-            shape = [known(size) for size in value.shape]
-            return torch.empty((), dtype=value.dtype).expand(shape)
-        if isinstance(value, (tuple, list)):
-            return type(value)(map(known, value))
-        if isinstance(value, slice):
-            return slice(known(value.start), known(value.stop), known(value.step))
+            return torch.empty((), dtype=value.dtype).expand([known(size) for size in value.shape])
         return torch.device("cpu") if isinstance(value, torch.device) else value
 
     with torch.no_grad(), torch.utils._python_dispatch._disable_current_modes():
         for node in nodes:
-            arguments = known(tuple(node.args))
-            options = {name: known(value) for name, value in node.kwargs.items() if name != "pin_memory"}
-            made = called(node, arguments, options)
+            arguments, options = fx.node.map_aggregate((node.args, node.kwargs), known)
+            made = called(node, arguments, {name: options[name] for name in options if name != "pin_memory"})
             if made.untyped_storage().nbytes() > _MOST_BYTES:
                 raise ValueError
             results[node] = made

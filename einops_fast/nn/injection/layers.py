@@ -80,15 +80,6 @@ class Dropout(Replacement):
         return ops.dropout_bias_activation(input, None, "none", self.p)
 
 
-def _without_activation(name: str, module: Any) -> str | None:
-    activation = getattr(module, name, None)
-    if activation_name(activation) is not None:
-        return None
-    kind = type(activation)
-    own = foreign_code(kind) if of_transformers(kind) else None
-    return own or f"{kind.__name__} isn't one of the fused activations"
-
-
 class _Activated(Replacement):
     """A linear layer and its activation in one."""
 
@@ -98,7 +89,12 @@ class _Activated(Replacement):
 
     @classmethod
     def unfit(cls, module: nn.Module) -> str | None:
-        return _without_activation(cls.act_name, module) or unlike(module, *cls.layer_name)
+        activation = getattr(module, cls.act_name, None)
+        if activation_name(activation) is not None:
+            return unlike(module, *cls.layer_name)
+        kind = type(activation)
+        own = foreign_code(kind) if of_transformers(kind) else None
+        return own or f"{kind.__name__} isn't one of the fused activations"
 
     def activated(self, x: Tensor) -> Any:
         """Return the activation of the layer's result, or ``NotImplemented``."""
