@@ -83,7 +83,7 @@ def seen_through(node: Node, dims: Dims) -> tuple[Node, Dims] | None:
     shape = shape_of(source)
     if shape is None or shape_of(node) is None:
         return None
-    if name in _SAME or (name in _CASTS and dtype_of(node) == dtype_of(source) and _same_device(node, source)):
+    if name in _SAME or (is_cast(node) and dtype_of(node) == dtype_of(source)):
         return source, dims
     found = None
     if name in _RESHAPES and dtype_of(node) == dtype_of(source):  # else it is view(dtype)
@@ -117,10 +117,6 @@ def followed(node: Any, dims: Dims, wanted: Callable[[Node], bool]) -> tuple[Nod
             return None
         node, dims = seen
     return None
-
-
-def _same_device(node: Node, source: Node) -> bool:
-    return bool(node.meta["example_value"].device == source.meta["example_value"].device)
 
 
 def permutation_of(node: Node) -> list[int] | None:
