@@ -200,7 +200,7 @@ _ROWS: tuple[tuple[str, ...], ...] = (
      "See to which of its arguments an operator writes.",
      "A program with operators of other libraries raises AttributeError when it is compiled."),
     # Attributes of torch's objects
-    ("torch.Tensor", "_version", "einops_fast.nn.masks",
+    ("torch.Tensor", "_version", "einops_fast.nn.injection.conditions",
      "Notice changes in place.",
      _CALLS_FAIL),
     ("torch.Tensor", "_is_view", "einops_fast.backends.torch.einsum.autograd",

@@ -19,6 +19,7 @@ from torch.fx import Node
 from einops_fast.compiler.attention_call import Attention, Mask
 from einops_fast.compiler.constants import constant_of, filling_of, made_like, rounded, times_number
 from einops_fast.compiler.contractions import Product, is_contraction, product_of
+from einops_fast.compiler.layout import labels_of
 from einops_fast.compiler.masks import LARGE, gate_of
 from einops_fast.compiler.match import Miss, Read
 from einops_fast.compiler.nest import Dims, Label, expanded, fresh
@@ -105,13 +106,11 @@ class Reader:
     def match(
         self, node: Node, result: Dims, product: Product, weights: tuple[Node, Dims], values: tuple[Node, Dims]
     ) -> Attention:
-        held = {label for dim in values[1] for label in dim}
-        for dim in weights[1]:
-            for label in dim:
-                label.whole = label.whole or (self.whole and label not in held)
-        for dim in values[1]:
-            for label in dim:
-                label.whole = label.whole or label not in {each for own in weights[1] for each in own}
+        of_weights, of_values = [{label for dim in dims for label in dim} for _, dims in (weights, values)]
+        for label in of_weights - of_values:
+            label.whole = label.whole or self.whole
+        for label in of_values - of_weights:
+            label.whole = True
         if product.addend is not None or product.factor != 1:
             raise Miss("unsupported option", node)
         self.inner += product.inner
@@ -198,8 +197,10 @@ class Reader:
             self.inner.append(node)
             name = name_of(node)
             if name in ("mul", "div", "mul_", "div_"):
-                node, number = self._scaled(node)
-                factor *= number
+                scaled = times_number(node)
+                if scaled is None:
+                    raise Miss("unsupported option", node)
+                node, factor = scaled[0], factor * scaled[1]
             elif name == "sub" and (taken := self._stabilizer(node, dims)):
                 self.inner += taken
                 self.shifted = True
@@ -229,14 +230,10 @@ class Reader:
             self._add(*product.addend, dims, factor, node)
         one, other = [self.operand(*each) for each in product.operands]
         scale = factor * product.factor * one.factor * other.factor
-        on_left, on_right = self._has_keys(one), self._has_keys(other)
+        on_left, on_right = [{*labels_of(each.dims)}.issuperset(self.keys) for each in (one, other)]
         if on_left == on_right:
             raise Miss("different loop order", node)
         return (other, one, scale) if on_left else (one, other, scale)
-
-    def _has_keys(self, read: Read) -> bool:
-        held = {label for dim in read.dims for label in expanded(dim)}
-        return all(label in held for label in self.keys)
 
     def _sum(self, node: Node, name: str, dims: Dims, factor: float) -> tuple[Read, Read, float]:
         """Follow a sum into the operand that is the scores; the other one is a bias."""
@@ -257,7 +254,7 @@ class Reader:
             ways.append((other, ways[0][3], one, 1.0))
         missed: Miss | None = None
         for scores, times, bias, weight in ways:
-            before = self._state()
+            before = {name: list(value) if isinstance(value, list) else value for name, value in vars(self).items()}
             try:
                 own = broadcast(dims, scores) if isinstance(scores, Node) else None
                 if own is None or own != dims:
@@ -269,7 +266,7 @@ class Reader:
                 return found
             except Miss as miss:
                 missed = missed or miss
-                self._restore(before)
+                vars(self).update(before)
         assert missed is not None
         raise missed
 
@@ -314,12 +311,6 @@ class Reader:
         if own is None or not isinstance(scores, Node) or broadcast(dims, scores) != dims:
             raise Miss("broadcast", node)
         self.masks.append(Mask(Read(mask, own), seen, fill))
-
-    def _scaled(self, node: Node) -> tuple[Node, float]:
-        scaled = times_number(node)
-        if scaled is None:
-            raise Miss("unsupported option", node)
-        return scaled
 
     def _stabilizer(self, node: Node, dims: Dims) -> tuple[Node, ...]:
         """Return the nodes of what is subtracted from all scores of a row, if it is their largest."""
@@ -367,15 +358,6 @@ class Reader:
         if seen is None:
             raise Miss(_REASONS.get(name_of(node), "unsupported option"), node)
         return seen
-
-    def _state(self) -> tuple[Any, ...]:
-        return (
-            list(self.inner), list(self.biases), list(self.masks), list(self.casts), self.softcap,
-            self.features, self.shifted,
-        )  # fmt: skip
-
-    def _restore(self, state: tuple[Any, ...]) -> None:
-        self.inner, self.biases, self.masks, self.casts, self.softcap, self.features, self.shifted = state
 
 
 def _polarity(mask: Any, seen: bool) -> tuple[Any, bool]:

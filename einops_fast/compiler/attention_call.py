@@ -56,6 +56,9 @@ class Attention(Match):
     inner: list[Node] = field(default_factory=list)
     band: Band | None = None  # keys that are shown without a mask
     rows: tuple[Label, ...] = ()  # the labels of the queries, where they are known
+    # the labels of queries, if there is one, and keys, and their sizes
+    axes: tuple[Label | None, Label] = field(init=False)
+    extents: tuple[Any, Any] = field(init=False)
     keeps_result = True
 
     @property
@@ -73,8 +76,9 @@ class Attention(Match):
         queries = self._queries()
         if len(self.keys) != 1 or len(self.features) != 1:
             raise Miss("unsupported option", self.node)
-        keys = self.keys[0]
-        band, masks, biases = self._band(queries, keys)
+        (keys,) = self.keys
+        self.axes, self.extents = (queries, keys), (1 if queries is None else queries.size, keys.size)
+        band, masks, biases = self._band()
         operands = [layout.laid_out(read) for read in (self.q, self.k, self.v)]
         order = labels_of(self.result)
         pattern = ", ".join([layout.spelled(labels) for _, labels in operands]) + f" -> {layout.spelled(order)}"
@@ -94,8 +98,8 @@ class Attention(Match):
                 "window": None if window == (None, None) else window,
                 "alignment": None if band is None else band.alignment,
                 "numbers": (self.scale, self.softcap, self.dropout_p),
-                "empty": self._empty(band, masks, biases, queries, keys),
-                "drowned": self._may_drown(keys, biases),
+                "empty": self._empty(band, masks, biases),
+                "drowned": self._may_drown(biases),
                 "return_lse": bool(self.logs),
                 "dtype": dtype_of(self.node),
             },
@@ -142,25 +146,24 @@ class Attention(Match):
 
     # ---- masks
 
-    def _band(self, queries: Label | None, keys: Label) -> tuple[Band | None, list[Mask], list[Read]]:
+    def _band(self) -> tuple[Band | None, list[Mask], list[Read]]:
         """Return the keys that masks and biases show which are made in the graph, and the other masks and biases."""
-        extents = 1 if queries is None else queries.size, keys.size
         band = self.band
         masks, biases, fills, summed = [], [], [], 0
 
         def shown_by(found: Band | None) -> bool:
             nonlocal band
-            both = found if band is None or found is None else band.meets(found, extents[0] == extents[1])
+            both = found if band is None or found is None else band.meets(found, self.extents[0] == self.extents[1])
             band = both or band
             return both is not None
 
         for mask in self.masks:
-            found = self._band_of(mask.read, mask.seen, queries, keys)
+            found = self._band_of(mask.read, mask.seen)
             if not shown_by(found):
                 masks.append(mask)
             if found is None or found[:2] != (None, None):
                 fills.append(mask.fill)
-        added = [self._added_band(bias, queries, keys) for bias in self.biases]
+        added = [self._added_band(bias) for bias in self.biases]
         # Sums of two numbers that hide aren't alike, and a row may have no other scores.
         vague = any(found is None and not is_small(bias.node, bias.factor)
                     for bias, found in zip(self.biases, added, strict=True))  # fmt: skip
@@ -171,21 +174,25 @@ class Attention(Match):
             elif found is not None and found.fill:
                 fills.append(found.fill * bias.factor)
                 summed += large
-        if masks or (band is not None and not band.shows_each_query_a_key(*extents)):
+        if masks or self._hides_rows(band):
             self._check_fills(fills, summed)
         return band, masks, biases
 
-    def _added_band(self, bias: Read, queries: Label | None, keys: Label) -> Band | None:
+    def _hides_rows(self, band: Band | None) -> bool:
+        """Return whether a band may leave a query no key."""
+        return band is not None and not band.shows_each_query_a_key(*self.extents)
+
+    def _added_band(self, bias: Read) -> Band | None:
         """Return the keys that a bias shows by hiding the others."""
-        found = self._band_of(bias, None, queries, keys) if bias.factor > 0 else None
+        found = self._band_of(bias, None) if bias.factor > 0 else None
         if found is None or not found.fill or found.fill == -math.inf:
             return found
         # Where a row without a key isn't to hold zeros, its scores are as they are.
-        extents = 1 if queries is None else queries.size, keys.size
-        alike = self.hidden != "zeros" or found.shows_each_query_a_key(*extents)
+        alike = self.hidden != "zeros" or not self._hides_rows(found)
         return found if alike and found.fill * bias.factor <= LARGE else None
 
-    def _band_of(self, read: Read, seen: bool | None, queries: Label | None, keys: Label) -> Band | None:
+    def _band_of(self, read: Read, seen: bool | None) -> Band | None:
+        queries, keys = self.axes
         dims = [expanded(dim) for dim in read.dims]
         if dims.count((keys,)) != 1 or queries is None or dims.count((queries,)) != 1:
             return None
@@ -194,9 +201,7 @@ class Attention(Match):
     def _check_fills(self, fills: list[float], summed: int) -> None:
         """Raise unless all keys are alike in a row that is hidden as a whole.
 
-        Args:
-            fills: the numbers that hide keys.
-            summed: how many of them are large ones that are added to the scores.
+        ``summed`` is how many of the numbers that hide keys, ``fills``, are large ones that are added to the scores.
         """
         if self.hidden == "zeros":
             return
@@ -205,21 +210,18 @@ class Attention(Match):
         if not alike or summed > 1 or (summed and (biased or min(fills) > ABSORBS)):
             raise Miss("unsupported option", self.node)
 
-    def _empty(
-        self, band: Band | None, masks: list[Mask], biases: list[Read], queries: Label | None, keys: Label
-    ) -> str:
+    def _empty(self, band: Band | None, masks: list[Mask], biases: list[Read]) -> str:
         """Return what rows without a key hold; ``''`` where there are none, or they hold zeros as ours do."""
-        extents = 1 if queries is None else queries.size, keys.size
-        if not masks and not biases and (band is None or band.shows_each_query_a_key(*extents)):
+        if not masks and not biases and not self._hides_rows(band):
             return ""
         if self.hidden == "unknown" or (self.logs and self.hidden != "nan"):
             raise Miss("unsupported option", self.node)
         return "" if self.hidden == "zeros" else self.hidden
 
-    def _may_drown(self, keys: Label, biases: list[Read]) -> bool:
+    def _may_drown(self, biases: list[Read]) -> bool:
         """Return whether gradients are made, and biases may hide all keys of a row by one large finite number."""
         trained = self.hidden != "zeros" and any(is_differentiated(read) for read in (self.q, self.k, self.v, *biases))
-        over_keys = [bias for bias in biases if any(keys in expanded(dim) for dim in bias.dims)]
+        over_keys = [bias for bias in biases if any(self.keys[0] in expanded(dim) for dim in bias.dims)]
         return trained and any(not is_small(bias.node, bias.factor) for bias in over_keys)
 
     @staticmethod

@@ -39,11 +39,7 @@ def call_attention(
     """Call attention as a program spells it. There is a parameter for each argument that a graph's node may have.
 
     Args:
-        q, k, v: the operands.
-        mask, bias: tensors, or ``None``.
-        pattern: of the operands and the result, a letter for each axis.
-        sequence: the letters of queries and keys.
-        axes: those of mask and bias.
+        pattern, sequence, axes: letters of the operands and the result, of queries and keys, of mask and bias.
         causal, window, alignment, return_lse: as in :func:`einops_fast.attention`.
         numbers: scale, softcap and the probability that a weight is dropped.
         empty: what rows without a key hold: ``'nan'``, ``'mean'`` of all values, or ``''`` where there is none.

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import combinations
+from math import prod
 from typing import Any
 
 import sympy
@@ -224,33 +226,26 @@ class _Prices:
 
     def _joined(self, parts: dict[frozenset[int], Tree]) -> Tree:
         """Return the order of least price in which parts are contracted by pairs."""
-        sets = list(parts)
 
         @cache
-        def best(chosen: frozenset[int]) -> tuple[int, Tree]:
-            if len(chosen) == 1:
-                return 0, parts[sets[next(iter(chosen))]]
-            first, *rest = sorted(chosen)
+        def best(chosen: frozenset[frozenset[int]]) -> tuple[int, Tree]:
+            first, *rest = sorted(chosen, key=min)
+            if not rest:
+                return 0, parts[first]
             found: list[tuple[int, Tree]] = []
-            for bits in range(1 << len(rest)):
-                left = frozenset([first, *[at for place, at in enumerate(rest) if bits >> place & 1]])
-                right = chosen - left
-                if not right:
-                    continue
-                one, other = [frozenset().union(*[sets[at] for at in each]) for each in (left, right)]
-                (price, before), (more, after) = best(left), best(right)
-                price += more + self.guessed(sum(self._step(one, other)))
+            for more in [each for count in range(len(rest)) for each in combinations(rest, count)]:
+                left = frozenset([first, *more])
+                one, other = [frozenset().union(*each) for each in (left, chosen - left)]
+                (price, before), (added, after) = best(left), best(chosen - left)
+                price += added + self.guessed(sum(self._step(one, other)))
                 found.append((price, (before, after)))
             return min(found, key=lambda each: each[0])
 
-        return best(frozenset(range(len(sets))))[1]
+        return best(frozenset(parts))[1]
 
 
 def _product(labels: frozenset[Label]) -> Any:
-    size: Any = sympy.Integer(1)
-    for label in labels:
-        size = size * label.size
-    return size
+    return prod([label.size for label in labels], start=sympy.Integer(1))
 
 
 def _is_never_less(one: Any, other: Any) -> bool:

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 from torch.fx import Node
 
 from einops_fast.compiler.constants import constant_of
-from einops_fast.compiler.nest import Dims, Label, expanded, fresh
+from einops_fast.compiler.nest import Dims, Label, fresh
 from einops_fast.compiler.nodes import argument, axis_of, expression, name_of, read_einsum, shape_of, source_of
-from einops_fast.compiler.views import broadcast
+from einops_fast.errors import EinsumError
 from einops_fast.planning.notation import Subscripts, parse
 
 __all__ = ["Product", "is_contraction", "product_of"]
@@ -29,6 +29,7 @@ class Product(NamedTuple):
 
 
 _MATRIX_PRODUCTS = ("matmul", "bmm", "mm")
+_PRODUCT = "...ik,...kj->...ij"
 
 
 def is_contraction(node: Any) -> bool:
@@ -46,16 +47,18 @@ def product_of(node: Node, dims: Dims) -> Product | None:
     """Return how a node contracts tensors, if its result is indexed by ``dims``; ``None`` if it doesn't."""
     name = name_of(node)
     if name in _MATRIX_PRODUCTS:
-        return _matrix_product(source_of(node), argument(node, 1, "other", argument(node, 1, "mat2")), dims)
+        return _spelled(_PRODUCT, (source_of(node), argument(node, 1, "other", argument(node, 1, "mat2"))), dims)
     if name == "baddbmm":
-        found = _matrix_product(argument(node, 1, "batch1"), argument(node, 2, "batch2"), dims)
+        found = _spelled(_PRODUCT, (argument(node, 1, "batch1"), argument(node, 2, "batch2")), dims)
         beta, alpha = constant_of(argument(node, 3, "beta", 1)), constant_of(argument(node, 4, "alpha", 1))
         if found is None or beta is None or alpha is None or not isinstance(source_of(node), Node):
             return None
         # With beta=0 what is added is ignored, whatever it holds.
         return found._replace(factor=alpha, addend=(source_of(node), beta) if beta else None)
     if name == "linear":
-        return _linear(node, dims)
+        bias = argument(node, 2, "bias")
+        found = _spelled("...i,oi->...o", (source_of(node), argument(node, 1, "weight")), dims)
+        return found._replace(addend=(bias, 1.0)) if found is not None and isinstance(bias, Node) else found
     if name == "einsum":
         read = read_einsum(node)
         return None if read is None else _einsum(*read, dims)
@@ -66,33 +69,14 @@ def product_of(node: Node, dims: Dims) -> Product | None:
     return None
 
 
-def _matrix_product(left: Any, right: Any, dims: Dims) -> Product | None:
-    one, other = shape_of(left), shape_of(right)
-    if one is None or other is None or len(one) < 2 or len(other) < 2:
+def _spelled(equation: str, operands: Sequence[Any], dims: Dims) -> Product | None:
+    """Return a contraction by an equation of letters; ``None`` if the operands have other axes, or are no tensors."""
+    shapes = [shape_of(each) for each in operands]
+    try:
+        ranks = tuple([len(shape) for shape in shapes if shape is not None])
+        return _einsum(parse(equation, ranks, words=False), operands, dims)
+    except EinsumError:
         return None
-    (shared,) = fresh(one[-1:])
-    *batch, rows, columns = dims
-    lead_one, lead_other = _batch(batch, one[:-2]), _batch(batch, other[:-2])
-    if lead_one is None or lead_other is None:
-        return None
-    return Product(((left, (*lead_one, rows, shared)), (right, (*lead_other, shared, columns))), shared)
-
-
-def _linear(node: Node, dims: Dims) -> Product | None:
-    x, weight, bias = source_of(node), argument(node, 1, "weight"), argument(node, 2, "bias")
-    shape = shape_of(x)
-    if shape is None or len(shape_of(weight) or ()) != 2:
-        return None
-    (shared,) = fresh(shape[-1:])
-    addend = (bias, 1.0) if isinstance(bias, Node) else None
-    return Product(((x, (*dims[:-1], shared)), (weight, (dims[-1], shared))), shared, addend=addend)
-
-
-def _batch(dims: Sequence[Any], shape: Sequence[Any]) -> list[Any] | None:
-    if len(shape) > len(dims):
-        return None
-    found = dims[len(dims) - len(shape) :]
-    return [() if expression(size) == 1 else dim for dim, size in zip(found, shape, strict=True)]
 
 
 def _tensordot(node: Node, dims: Dims) -> Product | None:
@@ -104,13 +88,11 @@ def _tensordot(node: Node, dims: Dims) -> Product | None:
     if isinstance(axes, int):
         axes = list(range(len(one) - axes, len(one))), list(range(axes))
     first, second = [[axis % len(shape) for axis in each] for each, shape in zip(axes, (one, other), strict=True)]
-    letters = iter(ascii_letters)
-    names = [next(letters) for _ in one]
-    others = [names[first[second.index(at)]] if at in second else next(letters) for at in range(len(other))]
-    output = [*[name for at, name in enumerate(names) if at not in first],
-              *[name for at, name in enumerate(others) if at not in second]]  # fmt: skip
-    equation = f"{''.join(names)},{''.join(others)}->{''.join(output)}"
-    return _einsum(parse(equation, (len(one), len(other)), words=False), (left, right), dims)
+    names, others = list(ascii_letters[: len(one)]), list(ascii_letters[len(one) : len(one) + len(other)])
+    for at, place in zip(first, second, strict=True):
+        others[place] = names[at]
+    output = [name for name in (*names, *others) if not (name in names and name in others)]
+    return _spelled(f"{''.join(names)},{''.join(others)}->{''.join(output)}", (left, right), dims)
 
 
 def _einsum(read: Subscripts, operands: Sequence[Any], dims: Dims) -> Product | None:
@@ -140,19 +122,14 @@ def _einsum(read: Subscripts, operands: Sequence[Any], dims: Dims) -> Product | 
 
 
 def _sum_of_products(node: Node, dims: Dims) -> Product | None:
-    multiplied = source_of(node)
-    axis = axis_of(node)
+    multiplied, axis = source_of(node), axis_of(node)
     shape = shape_of(multiplied)
     plain = argument(node, 2, "keepdim", False) is False and node.kwargs.get("dtype") is None
-    if not isinstance(multiplied, Node) or not isinstance(axis, int) or shape is None or not plain:
+    if name_of(multiplied) != "mul" or not isinstance(axis, int) or shape is None or not plain:
         return None
-    axis %= len(shape)
-    (shared,) = fresh(shape[axis : axis + 1])
-    own = (*dims[:axis], shared, *dims[axis:])
-    left, right = source_of(multiplied), argument(multiplied, 1, "other")
-    one, other = broadcast(own, left), broadcast(own, right)
-    if one is None or other is None or not shared:
-        return None
-    if any(shared[0] not in [label for dim in each for label in expanded(dim)] for each in (one, other)):
-        return None
-    return Product(((left, one), (right, other)), shared, (multiplied,))
+    operands = source_of(multiplied), argument(multiplied, 1, "other")
+    letters = ascii_letters[: len(shape)]
+    terms = [letters[len(shape) - len(shape_of(each) or ()) :] for each in operands]
+    output = letters.replace(letters[axis], "")
+    found = _spelled(f"{terms[0]},{terms[1]}->{output}", operands, dims)
+    return found._replace(inner=(multiplied,)) if found is not None and found.summed else None

@@ -1,4 +1,4 @@
-"""`compile`: torch.compile with einops_fast's rewrites before its own compiler."""
+"""torch.compile with einops_fast's rewrites before its own compiler: `compile`, and what a patched one does."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from functools import partial, update_wrapper
 from typing import Any
 
 from einops_fast.errors import EinsumError
+from einops_fast.patching.function_body import FunctionBody
 
-__all__ = ["compile"]
+__all__ = ["CompileReplacement", "compile"]
 
 
 def compile(
@@ -70,3 +71,29 @@ def compile(
     # torch.compile takes a mode or options.
     backend = update_wrapper(partial(einops_fast_backend, options=chosen), einops_fast_backend)
     return torch.compile(model, backend=backend, mode=mode, **more)
+
+
+class CompileReplacement:
+    """Puts our backend before inductor. Other backends are left alone."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self._body = FunctionBody(torch.compile)
+
+    def start(self) -> None:
+        """Have what is compiled from now on be rewritten first."""
+        self._body.exchange(self._compile)
+
+    def stop(self) -> None:
+        """Have torch's own code run again; what was compiled stays as it is."""
+        self._body.put_back()
+
+    def _compile(self, *model: Any, **options: Any) -> Any:
+        from einops_fast.compiler.backend import einops_fast_backend, next_backend
+
+        if options.get("backend", "inductor") == "inductor":
+            options["backend"] = einops_fast_backend
+            if None in (options.get("mode"), options.get("options")):  # or torch refuses them
+                next_backend(options.get("options"), options.get("mode"))
+        return self._body.native(*model, **options)

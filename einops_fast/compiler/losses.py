@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import prod
 from operator import getitem
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.fx import Graph, Node
@@ -24,14 +24,6 @@ _MANY = 64 << 20
 """Bytes of logits from which on they aren't made at once."""
 
 
-class _Options(NamedTuple):
-    """What a program says about its loss, as :func:`einops_fast.ops.linear_cross_entropy` takes it."""
-
-    ignore_index: int
-    reduction: str
-    label_smoothing: float
-
-
 @dataclass
 class Loss(Match):
     """A cross entropy whose logits are those of a linear layer."""
@@ -43,7 +35,7 @@ class Loss(Match):
     # of the loss
     target: Node
     weight: Node | None
-    options: _Options  # of the loss
+    options: dict[str, Any]  # of the loss, as our function takes them
     classes: Label  # the label of the classes
     rows: tuple[Any, ...] | None = None  # the index by which some of the logits are left out
     inner: list[Node] = field(default_factory=list)  # nodes between the operands and the loss
@@ -66,9 +58,9 @@ class Loss(Match):
         call = graph.call_function(
             call_linear_cross_entropy,
             (x, matrix, self.target, self.bias, self.weight),
-            {**self.options._asdict(), "dtype": dtype_of(self.node)},
+            {**self.options, "dtype": dtype_of(self.node)},
         )
-        if self.options.reduction == "none":
+        if self.options["reduction"] == "none":
             pattern += layout.spelled(of_x[:-1])
         return Inserted({self.node: call}, pattern, layout.sizes(), 2 * _bytes_of(self.inner[-1]))
 
@@ -119,21 +111,21 @@ def _transforms(node: Node) -> bool:
     return name_of(node).endswith("increment_nesting")
 
 
-def _options(node: Node) -> _Options | None:
+def _options(node: Node) -> dict[str, Any] | None:
     """Return the options of a loss; ``None`` if some of them are others, or aren't known."""
     ignore_index, reduction = argument(node, 4, "ignore_index", -100), argument(node, 6, "reduction", "mean")
     smoothing = argument(node, 7, "label_smoothing", 0.0)
     old = argument(node, 3, "size_average"), argument(node, 5, "reduce")
     known = isinstance(ignore_index, int) and isinstance(reduction, str) and isinstance(smoothing, (int, float))
-    return _Options(ignore_index, reduction, float(smoothing)) if known and old == (None, None) else None
+    if not known or old != (None, None):
+        return None
+    return {"ignore_index": ignore_index, "reduction": reduction, "label_smoothing": float(smoothing)}
 
 
 def _to_layer(node: Any, dims: Dims, classes: Any) -> tuple[Node, Dims, tuple[Any, ...] | None, list[Node]] | None:
     """Follow views and casts of logits back to what makes them.
 
-    Returns:
-        That node, what indexes it, the index by which some of its rows are taken, and the nodes on the way; ``None``
-        if it isn't followed so far.
+    Return it with what indexes it, the index by which some of its rows are taken, and the nodes on the way.
     """
     inner: list[Node] = []
     index: tuple[Any, ...] | None = None

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import sympy
 import torch
+from torch import fx
 from torch.fx import Node
 
 from einops_fast.compiler.constants import constant_of, times_number
@@ -88,10 +89,8 @@ def _is_at_least(one: Any, other: Any) -> bool:
 def band_of(node: Node, axes: tuple[int, int], seen: bool | None) -> Band | None:
     """Return the band of keys that a mask shows to each query; ``None`` if a node is no such mask.
 
-    Args:
-        node: a mask, or what is added to the scores.
-        axes: those of queries and keys.
-        seen: whether True stands for a key that is seen; ``None`` of what is added.
+    ``axes`` are those of queries and keys; ``seen`` is whether True stands for a key that is seen, and ``None`` of what
+    is added to the scores.
     """
     found: set[Band] | None = None
     for made in _made(node):
@@ -115,24 +114,14 @@ def gate_of(node: Node) -> tuple[Any, Node, float, list[Any]] | None:
     if name not in ("add", "sub") or argument(node, 2, "alpha", 1) != 1:
         return None
     for gated, rest in ((one, other), (other, one)) if name == "add" else ((one, other),):
-        scaled = times_number(rest) if name_of(rest) == "mul" else None
-        if name_of(gated) != "mul" or scaled is None:
+        inverse, fill = (times_number(rest) if name_of(rest) == "mul" else None) or (None, 0.0)
+        if name_of(gated) != "mul" or name_of(inverse) not in ("sub", "rsub"):
             continue
-        inverse, fill = scaled
-        if name_of(inverse) not in ("sub", "rsub"):
-            continue
-        begin, gate = source_of(inverse), argument(inverse, 1, "other")
-        if name_of(inverse) == "rsub":
-            begin, gate = gate, begin
+        ends = [source_of(inverse), argument(inverse, 1, "other")]
+        begin, gate = ends if name_of(inverse) == "sub" else ends[::-1]
         factors = [source_of(gated), argument(gated, 1, "other")]
-        if (
-            not isinstance(gate, Node)
-            or gate not in factors
-            or constant_of(begin) != 1
-            or argument(inverse, 2, "alpha", 1) != 1
-        ):
-            continue
-        if _is_of_zeros_and_ones(gate):
+        plain = constant_of(begin) == 1 and argument(inverse, 2, "alpha", 1) == 1
+        if plain and isinstance(gate, Node) and gate in factors and _is_of_zeros_and_ones(gate):
             gated_by = factors[1 - factors.index(gate)]
             return gated_by, gate, fill if name == "add" else -fill, [gated, rest, inverse]
     return None
@@ -272,18 +261,13 @@ def _reach(nodes: Sequence[Node], sizes: Sequence[Any], symbols: Sequence[Any]) 
 def _numbers(node: Node) -> list[Any]:
     """Return all numbers that a call takes, those that other nodes are as well."""
     found: list[Any] = []
-    rest: list[Any] = [*node.args, *node.kwargs.values()]
-    while rest:
-        value = rest.pop()
-        if isinstance(value, (tuple, list)):
-            rest += value
-        elif isinstance(value, slice):
-            rest += [value.start, value.stop, value.step]
-        elif isinstance(value, Node):
-            example = value.meta.get("example_value")
-            found += [example] if isinstance(example, (int, float, torch.SymInt)) else []
-        elif isinstance(value, (int, float, torch.SymInt)) and not isinstance(value, bool):
+
+    def visit(value: Any) -> None:
+        value = value.meta.get("example_value") if isinstance(value, Node) else value
+        if isinstance(value, (int, float, torch.SymInt)) and not isinstance(value, bool):
             found.append(value)
+
+    fx.node.map_aggregate((node.args, node.kwargs), visit)
     return found
 
 
@@ -297,19 +281,13 @@ def _evaluated(nodes: Sequence[Node], values: Mapping[Any, int]) -> torch.Tensor
         if isinstance(value, torch.SymInt):
             return int(value.node.expr.subs(values))
         if isinstance(value, torch.Tensor):  # which a call takes the shape of, and the like
-            shape = [known(size) for size in value.shape]
-            return torch.empty((), dtype=value.dtype).expand(shape)
-        if isinstance(value, (tuple, list)):
-            return type(value)(map(known, value))
-        if isinstance(value, slice):
-            return slice(known(value.start), known(value.stop), known(value.step))
+            return torch.empty((), dtype=value.dtype).expand([known(size) for size in value.shape])
         return torch.device("cpu") if isinstance(value, torch.device) else value
 
     with torch.no_grad(), torch.utils._python_dispatch._disable_current_modes():
         for node in nodes:
-            arguments = known(tuple(node.args))
-            options = {name: known(value) for name, value in node.kwargs.items() if name != "pin_memory"}
-            made = called(node, arguments, options)
+            arguments, options = fx.node.map_aggregate((node.args, node.kwargs), known)
+            made = called(node, arguments, {name: options[name] for name in options if name != "pin_memory"})
             if made.untyped_storage().nbytes() > _MOST_BYTES:
                 raise ValueError
             results[node] = made

@@ -41,23 +41,16 @@ _OWN = ("torch", "_operator", "operator", "math", "builtins")
 
 def name_of(node: Any) -> str:
     """Return the name of what a node calls, one for all its spellings; empty for anything that isn't torch's."""
-    if not isinstance(node, Node):
+    if not isinstance(node, Node) or node.op not in ("call_function", "call_method"):
         return ""
+    target: Any = node.target
     if node.op == "call_method":
-        name = str(node.target)
-    elif node.op == "call_function":
-        target: Any = node.target
-        module = getattr(target, "__module__", None) or "torch"
-        if isinstance(target, torch._ops.OpOverload):
-            name = str(target).split(".")[1]
-            if target.namespace not in ("aten", "einops_fast"):
-                return ""
-        elif module.partition(".")[0] in _OWN:
-            name = getattr(target, "__name__", "")
-        else:
-            return ""
+        name = str(target)
+    elif isinstance(target, torch._ops.OpOverload):
+        name = str(target).split(".")[1] if target.namespace in ("aten", "einops_fast") else ""
     else:
-        return ""
+        module = getattr(target, "__module__", None) or "torch"
+        name = getattr(target, "__name__", "") if module.partition(".")[0] in _OWN else ""
     return _ALIASES.get(name, name)
 
 

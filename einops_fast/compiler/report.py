@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -53,7 +52,7 @@ class Fusion:
     at: str = ""
 
 
-@dataclass
+@dataclass(eq=False)
 class FusionLog:
     """What was fused, and what wasn't, in all that was compiled in a block of :func:`fusions`."""
 
@@ -70,14 +69,11 @@ class FusionLog:
         return plain_table(["", "what", "where", "pattern or reason"], rows) if rows else "nothing to fuse was compiled"
 
 
-_lock = threading.Lock()
-_logs: list[FusionLog] = []
+_logs: list[FusionLog] = []  # changed and copied as a whole, so that threads need no lock
 
 
 def _in_fork() -> None:
     """Leave to the parent what it has logged."""
-    global _lock
-    _lock = threading.Lock()
     for log in _logs:
         log.fused.clear()
         log.missed.clear()
@@ -99,19 +95,16 @@ def fusions() -> Iterator[FusionLog]:
         ([], [])
     """
     log = FusionLog()
-    with _lock:
-        _logs.append(log)
+    _logs.append(log)
     try:
         yield log
     finally:
-        with _lock:
-            _logs[:] = [each for each in _logs if each is not log]
+        _logs.remove(log)
 
 
 def tell(found: Fusion) -> None:
     """Add something to all logs, and tell recorders of it."""
     for recorder in active():
         recorder.fusion(found)
-    with _lock:
-        for log in _logs:
-            (log.missed if found.reason else log.fused).append(found)
+    for log in [*_logs]:
+        (log.missed if found.reason else log.fused).append(found)

@@ -121,10 +121,7 @@ class Quotient(NamedTuple):
 def quotient_of(node: Node, dims: Dims, right: bool) -> Quotient | None:
     """Return how a node is such a quotient, if its result is indexed by ``dims``; ``None`` if it is none.
 
-    Args:
-        node: any.
-        dims: what indexes it.
-        right: whether the exponentials are the second operand of the contraction.
+    ``right`` is whether the exponentials are the second operand of the contraction.
     """
     inverse = _inverse_of(node)
     if inverse is None or broadcast(dims, inverse[0]) != dims:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
+from torch import fx
 from torch.fx import Node
 
-from einops_fast.compiler.nest import Dims, expanded, regrouped
+from einops_fast.compiler.memory import storages_of
+from einops_fast.compiler.nest import Dim, Dims, expanded, regrouped
 from einops_fast.compiler.nodes import (
     argument,
+    called,
     dtype_of,
     expression,
     name_of,
@@ -25,6 +29,11 @@ __all__ = ["broadcast", "followed", "is_cast", "permutation_of", "seen_through"]
 _SAME = ("contiguous", "clone", "alias")
 _CASTS = ("to", "type_as", "type", "float", "half", "bfloat16", "double")
 _RESHAPES = ("reshape", "flatten", "unflatten", "reshape_as", "ravel")
+_PERMUTATIONS = ("permute", "transpose", "t", "getattr", "movedim")
+_VIEWS = (*_PERMUTATIONS, "unsqueeze", "squeeze", "getitem", "expand", "expand_as", "broadcast_to")
+
+_PRIMES = (1009, 1013, 1019, 1021, 1031, 1033, 1039, 1049, 1051, 1061, 1063, 1069)
+"""Strides by which axes of a tensor are told apart, whatever is done to them."""
 
 
 def is_cast(node: Node) -> bool:
@@ -74,42 +83,26 @@ def seen_through(node: Node, dims: Dims) -> tuple[Node, Dims] | None:
     shape = shape_of(source)
     if shape is None or shape_of(node) is None:
         return None
-    rank = len(shape)
-    if name in _SAME or (name in _CASTS and dtype_of(node) == dtype_of(source) and _same_device(node, source)):
+    if name in _SAME or (is_cast(node) and dtype_of(node) == dtype_of(source)):
         return source, dims
-    if name in _RESHAPES:
-        if dtype_of(node) != dtype_of(source):  # view(dtype)
-            return None
+    found = None
+    if name in _RESHAPES and dtype_of(node) == dtype_of(source):  # else it is view(dtype)
         found = regrouped(dims, shape)
-        return None if found is None else (source, found)
-    order = _order(node, name, rank)
-    if order is not None:
-        own: list[Any] = [()] * rank
-        for at, axis in enumerate(order):
-            own[axis] = dims[at]
-        return source, tuple(own)
-    if name == "unsqueeze":
-        at = argument(node, 1, "dim")
-        at = at + rank + 1 if at < 0 else at
-        return source, (*dims[:at], *dims[at + 1 :])
-    if name == "squeeze":
-        return source, _unsqueezed(dims, shape, shape_of(node))
-    if name in ("expand", "expand_as", "broadcast_to"):
-        found = broadcast(dims, source)
-        return None if found is None else (source, found)
-    if name in ("repeat_interleave", "repeat"):
-        found = _repeated(node, name, dims, shape)
-        return None if found is None else (source, found)
-    if name == "getitem":
-        return _indexed(node, source, dims)
-    return None
+    elif name in _VIEWS:
+        found = _seen_as_a_whole(node, source, dims)
+    elif name == "repeat":
+        found = _of_repetitions(node, dims, shape)
+    elif name == "repeat_interleave":
+        count, axis = argument(node, 1, "repeats"), argument(node, 2, "dim")
+        if isinstance(count, int) and isinstance(axis, int):
+            found = _repeated(dims, shape, axis, count, False)
+    return None if found is None else (source, found)
 
 
 def followed(node: Any, dims: Dims, wanted: Callable[[Node], bool]) -> tuple[Node, Dims, list[Node]] | None:
     """Follow views and casts to a node that is ``wanted``.
 
-    Returns:
-        That node, what indexes it, and the nodes on the way; ``None`` if the way ends before.
+    Return it with what indexes it and the nodes on the way; ``None`` if the way ends before.
     """
     way: list[Node] = []
     while isinstance(node, Node):
@@ -126,78 +119,66 @@ def followed(node: Any, dims: Dims, wanted: Callable[[Node], bool]) -> tuple[Nod
     return None
 
 
-def _same_device(node: Node, source: Node) -> bool:
-    return bool(node.meta["example_value"].device == source.meta["example_value"].device)
-
-
 def permutation_of(node: Node) -> list[int] | None:
     """Return which axis of its operand each axis of a node is; ``None`` if it isn't a permutation."""
-    shape = shape_of(source_of(node)) if node.args else None
-    return None if shape is None else _order(node, name_of(node), len(shape))
+    strides = _strides_of(node, source_of(node)) if name_of(node) in _PERMUTATIONS and node.args else None
+    return None if strides is None else [_PRIMES.index(stride) for stride in strides]
 
 
-def _order(node: Node, name: str, rank: int) -> list[int] | None:
-    """Return which axis of its operand each axis of a permutation is."""
-    order = list(range(rank))
-    if name == "permute":
-        given: Any = node.args[1:] if len(node.args) > 2 else argument(node, 1, "dims")
-        if isinstance(given, (tuple, list)) and len(given) == 1 and isinstance(given[0], (tuple, list)):
-            given = given[0]
-        return [axis % rank for axis in ([given] if isinstance(given, int) else given)]
-    if name == "transpose":
-        one, other = argument(node, 1, "dim0"), argument(node, 2, "dim1")
-        order[one], order[other] = order[other], order[one]
-        return order
-    if name == "t" and rank == 2:
-        return order[::-1]
-    if name == "getattr" and argument(node, 1, "") in ("mT", "T"):
-        return [*order[:-2], *order[:-3:-1]] if argument(node, 1, "") == "mT" else order[::-1]
-    if name == "movedim":
-        source, target = argument(node, 1, "source"), argument(node, 2, "destination")
-        sources = [source] if isinstance(source, int) else list(source)
-        targets = [target] if isinstance(target, int) else list(target)
-        sources, targets = [axis % rank for axis in sources], [axis % rank for axis in targets]
-        rest = iter([axis for axis in order if axis not in sources])
-        return [sources[targets.index(at)] if at in targets else next(rest) for at in range(rank)]
-    return None
-
-
-def _unsqueezed(dims: Dims, shape: Any, squeezed: Any) -> Dims:
-    found, at = [], 0
-    for size in shape:
-        if at < len(squeezed) and same_size(size, squeezed[at]):
-            found.append(dims[at])
-            at += 1
-        else:
-            found.append(())
-    return tuple(found)
-
-
-def _repeated(node: Node, name: str, dims: Dims, shape: Any) -> Dims | None:
-    """Return what indexes an operand whose elements are repeated, each or all of an axis."""
-    if name == "repeat":
-        given = node.args[1:] if len(node.args) > 2 else argument(node, 1, "repeats")
-        times = [given] if isinstance(given, int) else list(given[0] if isinstance(given[0], (tuple, list)) else given)
-        if not all(isinstance(count, int) for count in times):
-            return None
-        extra = len(times) - len(shape)
-        found = []
-        for dim, count, size in zip(dims[extra:], times[extra:], shape, strict=True):
-            if count == 1:
-                found.append(dim)
-                continue
-            # All of an axis over and over: the slower part counts repetitions.
-            parts = regrouped((dim,), (count, size))
-            if parts is None:
-                return None
-            found.append(parts[1])
-        return tuple(found)
-    count, axis = argument(node, 1, "repeats"), argument(node, 2, "dim")
-    if not isinstance(count, int) or not isinstance(axis, int):
+def _strides_of(node: Node, source: Node) -> tuple[Any, ...] | None:
+    """Return the strides that a view has of a tensor with :data:`_PRIMES`; ``None`` if it begins elsewhere in it."""
+    if name_of(node) == "getattr" and argument(node, 1, "") not in ("mT", "T"):
         return None
+    value: Any = source.meta.get("example_value")
+    with getattr(value, "fake_mode", None) or nullcontext():
+        try:
+            whole = torch.empty_strided(value.shape, _PRIMES[: value.dim()], device="meta")
+            given, options = fx.node.map_arg(
+                (node.args, node.kwargs), lambda each: whole if each is source else each.meta["example_value"]
+            )
+            made = called(node, given, options)
+        except Exception:  # whatever can't be called like this is no view that is known
+            return None
+    return made.stride() if storages_of(made) == storages_of(whole) and made.storage_offset() == 0 else None
+
+
+def _seen_as_a_whole(node: Node, source: Node, dims: Dims) -> Dims | None:
+    """Return what indexes an operand of which a node is a view, if it has all its elements, once or repeated."""
+    strides, shape = _strides_of(node, source), shape_of(source) or ()
+    if strides is None:
+        return None
+    found: dict[int, Dim] = {}
+    for dim, size, stride in zip(dims, shape_of(node) or (), strides, strict=True):
+        if expression(size) == 1 or stride == 0:
+            continue
+        axis = _PRIMES.index(stride) if stride in _PRIMES else len(shape)
+        if axis >= len(shape) or not same_size(size, shape[axis]):
+            return None
+        found[axis] = dim
+    missing = [axis for axis, size in enumerate(shape) if axis not in found and expression(size) != 1]
+    return None if missing else tuple([found.get(axis, ()) for axis in range(len(shape))])
+
+
+def _repeated(dims: Dims, shape: Any, axis: int, count: int, whole: bool) -> Dims | None:
+    """Return what indexes an operand that is repeated along an axis, as a whole or each element of it."""
     axis %= len(shape)
-    parts = regrouped((dims[axis],), (shape[axis], count))
-    return None if parts is None else (*dims[:axis], parts[0], *dims[axis + 1 :])
+    # The slower part counts repetitions of the whole.
+    parts = regrouped((dims[axis],), (count, shape[axis]) if whole else (shape[axis], count))
+    return None if parts is None else (*dims[:axis], parts[whole], *dims[axis + 1 :])
+
+
+def _of_repetitions(node: Node, dims: Dims, shape: Any) -> Dims | None:
+    """Return what indexes an operand of ``repeat``."""
+    given = node.args[1:] if len(node.args) > 2 else argument(node, 1, "repeats")
+    times = [given] if isinstance(given, int) else list(given[0] if isinstance(given[0], (tuple, list)) else given)
+    if not all(isinstance(count, int) for count in times):
+        return None
+    extra = len(times) - len(shape)
+    found: Dims | None = dims[extra:]
+    for axis, count in enumerate(times[extra:]):
+        if count != 1 and found is not None:
+            found = _repeated(found, shape, axis, count, True)
+    return found
 
 
 def _of_copies(node: Node, dims: Dims) -> tuple[Node, Dims] | None:
@@ -205,30 +186,9 @@ def _of_copies(node: Node, dims: Dims) -> tuple[Node, Dims] | None:
     joined, axis = source_of(node), argument(node, 1, "dim", 0)
     if not isinstance(joined, (tuple, list)) or len(set(joined)) != 1 or not isinstance(axis, int):
         return None
-    source, shape = joined[0], shape_of(joined[0])
-    if not isinstance(source, Node) or not shape:
-        return None
-    axis %= len(shape)
-    parts = regrouped((dims[axis],), (len(joined), shape[axis]))
-    return None if parts is None else (source, (*dims[:axis], parts[1], *dims[axis + 1 :]))
-
-
-def _indexed(node: Node, source: Node, dims: Dims) -> tuple[Node, Dims] | None:
-    """Look through an index of new axes and whole slices."""
-    index = node.args[1]
-    entries = list(index) if isinstance(index, tuple) else [index]
-    whole = slice(None, None, None)
-    if any(entry is not None and entry is not Ellipsis and entry != whole for entry in entries):
-        return None
-    if Ellipsis in entries:
-        at = entries.index(Ellipsis)
-        named = sum(entry == whole for entry in entries)
-        entries[at : at + 1] = [whole] * (len(shape_of(source) or ()) - named)
-    found = []
-    for at, dim in enumerate(dims):
-        if at >= len(entries) or entries[at] is not None:
-            found.append(dim)
-    return source, tuple(found)
+    shape = shape_of(joined[0])
+    found = _repeated(dims, shape, axis, len(joined), True) if shape else None
+    return None if found is None else (joined[0], found)
 
 
 def _of_einsum(node: Node, dims: Dims) -> tuple[Node, Dims] | None:

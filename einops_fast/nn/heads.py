@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from einops_fast.attention.options import count
 from einops_fast.attention.packed import apart
 from einops_fast.attention.torch_state import plain_mask
 from einops_fast.errors import EinsumError, ShapeError
-from einops_fast.nn.masks import mask_options
 from einops_fast.ops.self_attention import attention_or_zeros
 
 __all__ = [
@@ -70,15 +70,8 @@ def attend_by_parts(
 ) -> Tensor:
     """Return the attention of (batch, length, features) to itself, and to keys and values of a cache, by a module.
 
-    Args:
-        module: what has the parts; heads of keys and values may be fewer than those of queries.
-        parts: their names.
-        hidden_states: the result likewise.
-        mask: of four axes, as transformers makes them; see :func:`einops_fast.nn.masks.mask_options`.
-        cache: transformers' cache of keys and values, which gets the new ones.
-        causal: without a mask, whether several queries see no keys after them, the first facing the first.
-        cache_options: what else the cache is told.
-        rotate: turns queries and keys, (batch, length, heads, head_dim), by their positions.
+    The mask is that of :func:`what_is_seen`. ``cache_options`` is what else the cache is told; ``rotate`` turns queries
+    and keys, (batch, length, heads, head_dim), by their positions.
     """
     head_dim: int = getattr(module, parts.head_dim)
     dropout: Any = getattr(module, parts.dropout)
@@ -105,17 +98,19 @@ def attend_by_parts(
 def what_is_seen(
     k: Tensor, v: Tensor, axis: int, length: int, mask: Tensor | None, causal: bool
 ) -> tuple[Tensor, Tensor, dict[str, Any]]:
-    """Return keys, values and options for a mask of transformers, or for none, which has its meaning there.
+    """Return keys and values, with the keys along ``axis``, and options for a mask of transformers.
 
-    Args:
-        k, v: with the keys along ``axis``.
-        length: number of queries.
-        mask: of four axes; see :func:`einops_fast.nn.masks.mask_options`.
-        causal: without a mask, whether several queries see no keys after them, the first facing the first.
+    A mask has four axes, (batch, heads, queries, keys). No value of it is read: kernels find out themselves which
+    blocks of keys it hides, and a decision by values would wait for a GPU, and be wrong in a traced graph. Without a
+    mask, several queries (``length``) that are ``causal`` see no keys after them, the first facing the first.
     """
     if mask is not None:
         plain = plain_mask(mask, k)
-        return k, v, mask_options(mask if plain is mask else plain[None, None], k.shape[axis])
+        mask = mask if plain is mask else plain[None, None]
+        if mask.dim() != 4:
+            raise ShapeError(f"a mask has four axes (batch, heads, queries, keys), not shape {tuple(mask.shape)}")
+        # Older versions of transformers make masks for the keys of the whole cache.
+        return k, v, {"mask" if mask.dtype == torch.bool else "bias": mask[..., : k.shape[axis]]}
     if length < 2 or not causal:
         return k, v, {}
     if k.shape[axis] > length:  # a cache of fixed size: no query sees what is behind the new keys

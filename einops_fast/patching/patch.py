@@ -11,7 +11,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from einops_fast.annotations import Framework
@@ -23,7 +23,7 @@ from einops_fast.vocabulary import closest
 
 if TYPE_CHECKING:
     from einops_fast.attention.replacement import AttentionReplacement
-    from einops_fast.compiler.replacement import CompileReplacement
+    from einops_fast.compiler.front import CompileReplacement
     from einops_fast.patching.replacement import Replacement
 
     AnyReplacement = Replacement | AttentionReplacement | CompileReplacement
@@ -43,7 +43,6 @@ FUNCTIONS = {
 _lock = threading.Lock()
 _switched_on: set[Any] = set()  # by patch()
 _blocks: Counter[str] = Counter()  # of patched()
-_replacements: dict[tuple[str, Callable[..., Any]], AnyReplacement] = {}
 _replaced: dict[str, AnyReplacement] = {}
 
 
@@ -172,20 +171,18 @@ def _settle(names: Sequence[str]) -> None:
 
 def _replacement(name: str) -> AnyReplacement:
     module, _, attribute = FUNCTIONS[name].rpartition(".")
-    function = getattr(sys.modules[module], attribute)
-    if (name, function) not in _replacements:
-        _replacements[name, function] = _make(name, function)
-    return _replacements[name, function]
+    return _made(name, getattr(sys.modules[module], attribute))
 
 
-def _make(name: str, function: Callable[..., Any]) -> AnyReplacement:
+@cache
+def _made(name: str, function: Callable[..., Any]) -> AnyReplacement:
     # Imported when it is needed, as it takes time.
     if name == "torch.sdpa":
         from einops_fast.attention.replacement import AttentionReplacement
 
         return AttentionReplacement()
     if name == "torch.compile":
-        from einops_fast.compiler.replacement import CompileReplacement
+        from einops_fast.compiler.front import CompileReplacement
 
         return CompileReplacement()
     from einops_fast.patching.replacement import Replacement

@@ -49,7 +49,7 @@ def test_a_spelling_is_fused(name: str) -> None:
         "expanded_heads",
         "grouped_einsums",
         "sequence_first",
-        "softmax_by_hand",
+        "softmax_by_hand_with_max",
         "mask_of_keys_with_new_axes",
         "bias_with_heads_last",
         "causal_by_positions",
@@ -80,7 +80,3 @@ def test_a_look_alike_is_left_alone(name: str) -> None:
 def test_a_disturbed_spelling_is_left_alone(name: str) -> None:
     log = check(DISTURBED[name])
     assert not log.fused, str(log)
-
-
-def test_there_are_as_many_programs_to_leave_alone_as_to_fuse() -> None:
-    assert len(LOOK_ALIKES) + len(DISTURBED) >= len(SPELLINGS)

@@ -19,7 +19,7 @@ import torch
 import transformers
 from injected_models import KINDS, SIZES, build, close, counted, results, tokens
 from ops_problems import DEVICE, kernels
-from python_process import ROOT, run_python
+from python_process import ROOT
 from torch_operands import whole
 
 from einops_fast import EinsumError, nn
@@ -323,25 +323,6 @@ def test_cross_attention() -> None:
         close(results(model, padded(), encoder_hidden_states=seen), expected)
 
 
-def test_parts_that_are_changed_later() -> None:
-    """What is called in place of a part must not pass over hooks and adapters."""
-
-    class Adapted(torch.nn.Linear):
-        def forward(self, x: Any) -> Any:
-            return super().forward(x) + x.sum()
-
-    model = build("bert")
-    nn.optimize(model)
-    layer = model.bert.encoder.layer[0]
-    called = []
-    layer.output.LayerNorm.register_forward_hook(lambda *_: called.append("norm"))
-    layer.intermediate.dense.__class__ = Adapted
-    found = results(model)
-    assert called == ["norm"]
-    nn.restore(model)
-    close(found, results(model))
-
-
 def test_other_ways_of_attention() -> None:
     model = build("llama", "sdpa", torch.float32)
     nn.optimize(model)
@@ -408,28 +389,6 @@ def test_mistral_and_roberta() -> None:
         expected = results(model, padded())
         assert len(nn.optimize(model).replaced) >= 10
         close(results(model, padded()), expected, torch.float32)
-
-
-def test_without_transformers() -> None:
-    """Models that aren't transformers' don't need it."""
-    script = """
-import sys, torch
-from einops_fast import nn
-class BertSelfAttention(torch.nn.Module):
-    pass
-layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
-model = torch.nn.ModuleDict({"layer": layer, "own": BertSelfAttention(), "loss": torch.nn.CrossEntropyLoss()}).eval()
-x = torch.randn(2, 3, 8)
-expected = layer(x)
-reasons = {row.name: row.now or row.reason for row in nn.optimize(model).rows}
-torch.testing.assert_close(layer(x), expected)
-torch.testing.assert_close(model["loss"](x[0], torch.arange(3)), torch.nn.CrossEntropyLoss()(x[0], torch.arange(3)))
-assert reasons["layer.norm1"] == "ops.layer_norm", reasons
-assert reasons["loss"] == "ops.cross_entropy", reasons
-assert reasons["own"] == "not transformers' class of this name", reasons
-assert "transformers" not in sys.modules
-"""
-    run_python("-c", script)
 
 
 @pytest.mark.parametrize("name", ["tutorial/models.md", "reference/nn.md"])

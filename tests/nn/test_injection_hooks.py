@@ -40,12 +40,18 @@ class Doubled(torch.nn.Module):
         return 2 * weight
 
 
+def of_another_class(part: Any) -> None:
+    """As adapters do it."""
+    part.__class__ = type("Adapted", (type(part),), {"forward": other(type(part).forward)})
+
+
 CHANGES: dict[str, Callable[[Any], Any]] = {
     "forward hook": lambda part: part.register_forward_hook(other(lambda module, args, found: found)),
     "pre-hook": lambda part: part.register_forward_pre_hook(lambda module, args: (1.25 * args[0], *args[1:])),
     "backward hook": lambda part: part.register_full_backward_hook(lambda module, into, out: (2 * into[0], *into[1:])),
     "backward pre-hook": lambda part: part.register_full_backward_pre_hook(lambda module, out: (2 * out[0], *out[1:])),
     "forward": lambda part: setattr(part, "forward", other(part.forward)),
+    "another class": of_another_class,
     "parametrized": lambda part: torch.nn.utils.parametrize.register_parametrization(part, "weight", Doubled()),
     "weight norm": lambda part: torch.nn.utils.weight_norm(part),
     "pruned": lambda part: PRUNE.l1_unstructured(part, "weight", 0.5),

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from python_process import run_python
 
 from einops_fast import EinsumError, attention, nn
 
@@ -110,3 +111,25 @@ def test_a_forgotten_class_is_left_alone() -> None:
 def test_wrong_arguments_are_refused(kind: Any, forward: Any) -> None:
     with pytest.raises(EinsumError, match=r"kind is a class|forward is a function"):
         nn.register_policy(kind, forward)
+
+
+def test_without_transformers() -> None:
+    """Models that aren't transformers' don't need it."""
+    script = """
+import sys, torch
+from einops_fast import nn
+class BertSelfAttention(torch.nn.Module):
+    pass
+layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+model = torch.nn.ModuleDict({"layer": layer, "own": BertSelfAttention(), "loss": torch.nn.CrossEntropyLoss()}).eval()
+x = torch.randn(2, 3, 8)
+expected = layer(x)
+reasons = {row.name: row.now or row.reason for row in nn.optimize(model).rows}
+torch.testing.assert_close(layer(x), expected)
+torch.testing.assert_close(model["loss"](x[0], torch.arange(3)), torch.nn.CrossEntropyLoss()(x[0], torch.arange(3)))
+assert reasons["layer.norm1"] == "ops.layer_norm", reasons
+assert reasons["loss"] == "ops.cross_entropy", reasons
+assert reasons["own"] == "not transformers' class of this name", reasons
+assert "transformers" not in sys.modules
+"""
+    run_python("-c", script)

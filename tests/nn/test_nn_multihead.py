@@ -111,17 +111,12 @@ def test_options_are_checked_when_a_module_is_made() -> None:
             MultiHeadAttention("b i, b j -> b i", 32, 4, **dict([option]))
     with pytest.raises(TypeError, match="cuasal"):
         MultiHeadAttention("b i, b j -> b i", 32, 4, cuasal=True)
-    for heads, options in ((0, {}), (4, {"dropout": -0.1}), (4, {"is_causal": "no"})):
+    for options in ({"dropout": -0.1}, {"is_causal": "no"}):
         with pytest.raises(EinsumError):
-            CausalSelfAttention(heads, 32, **options)
-    with pytest.raises(EinsumError, match="num_heads is a number of heads, 1 or more, not 0"):
-        MultiHeadAttention("b i, b j -> b i", 32, 0)
+            CausalSelfAttention(4, 32, **options)
 
 
-def test_modules_take_what_those_of_torch_do() -> None:
-    where: Any = {"device": "meta", "dtype": torch.float64}
-    for module in (MultiHeadAttention("b i, b j -> b i", 32, 4, **where), CausalSelfAttention(4, 32, **where)):
-        assert {(each.device.type, each.dtype) for each in module.parameters()} == {("meta", torch.float64)}
+def test_all_weights_may_be_dropped() -> None:
     x = torch.randn(2, 6, 32)
     module = MultiHeadAttention("b i, b j -> b i", 32, 4, dropout=1.0)
     torch.testing.assert_close(module(x), module.out_proj.bias.expand(2, 6, 32))

@@ -112,8 +112,10 @@ def test_linear_takes_what_torch_s_takes() -> None:
 MAKE: dict[str, Any] = {
     "BertSelfAttention": lambda **where: nn.BertSelfAttention(8, 2, **where),
     "GPTAttention": lambda **where: nn.GPTAttention(8, 2, **where),
+    "CausalSelfAttention": lambda **where: nn.CausalSelfAttention(2, 8, **where),
     "Conv1D": lambda **where: nn.Conv1D(8, 2, **where),
     "FusedDropoutBias": lambda **where: nn.FusedDropoutBias(0.1, 4, **where),
+    "MultiHeadAttention": lambda **where: nn.MultiHeadAttention("b i, b j -> b i", 8, 2, **where),
     "QKVSelfAttention": lambda **where: nn.QKVSelfAttention(8, 2, **where),
 }
 

@@ -85,7 +85,8 @@ def test_tables_of_torch_function(filled: str, called: str) -> None:
         filled, lambda: {torch.einsum: squared, functional.scaled_dot_product_attention: attends}, "torch", "torch.sdpa"
     )
     a, b = torch.ones(A), torch.ones(B)
-    at(called, lambda: torch.einsum("ij,jk->ik", a, b), "torch")  # the plan for plain tensors is no excuse
+    for _ in range(4):  # what is kept for plain tensors is no excuse
+        at(called, lambda: torch.einsum("ij,jk->ik", a, b), "torch")
     a = a.as_subclass(tensor_type(handled))
     for call in (
         lambda: torch.einsum("ij,jk->ik", a, b),
@@ -110,16 +111,19 @@ def test_modes_see_the_function_that_callers_hold(taken: str, called: str) -> No
             return func(*args, **(kwargs or {}))
 
     def call() -> None:
-        a, b, q = torch.ones(A), torch.ones(B), torch.ones(1, 2, 3, 8)
-        einsum("ij,jk->ik", a, b)
+        a, b, cube, q = torch.ones(A), torch.ones(B), torch.ones(3, 3, 4), torch.ones(1, 2, 3, 8)
+        for _ in range(4):
+            einsum("ij,jk->ik", a, b)
+            einsum("iij->j", cube)
         with Mode():
             for function in (einsum, torch.einsum):
                 function("ij,jk->ik", a, b)
+                function("iij->j", cube)
             for function in (attention, functional.scaled_dot_product_attention):
                 function(q, q, q)
 
     at(called, call, "torch", "torch.sdpa")
-    assert seen == [True, False] * 2 + [False, True] * 2
+    assert seen == [True, False] * 4 + [False, True] * 2
 
 
 def test_torch_lists_the_function_as_one_that_can_be_overridden() -> None:
@@ -163,31 +167,3 @@ for _ in range(2):
 
 def test_what_was_imported_while_patched_is_the_function_afterwards() -> None:
     run_python("-c", IMPORTED_WHILE_PATCHED)
-
-
-@pytest.mark.parametrize("equation", ["iij->j", "ij,jk->ik"])
-def test_who_wants_to_see_a_call_does_after_many_that_nobody_saw(equation: str) -> None:
-    seen: list[Any] = []
-
-    class Mode(torch.overrides.TorchFunctionMode):
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            seen.append(func)
-            return func(*args, **kwargs or {})
-
-    class Seen(torch.Tensor):
-        @classmethod
-        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            seen.append(func)
-            return super().__torch_function__(func, types, args, kwargs or {})
-
-    operands = [torch.ones(*(3,) * len(term)) for term in equation.partition("->")[0].split(",")]
-    with patched("torch"):
-        for _ in range(4):
-            torch.einsum(equation, *operands)
-        assert not seen
-        with Mode():
-            torch.einsum(equation, *operands)
-        assert torch.einsum in seen
-        seen.clear()
-        torch.einsum(equation, *[each.as_subclass(Seen) for each in operands])
-        assert torch.einsum in seen

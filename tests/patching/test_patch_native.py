@@ -1,7 +1,10 @@
-"""What a patched einsum leaves to the native function: errors, options, dtypes and labels."""
+"""What a patched einsum leaves to the native function: errors, options, dtypes and labels; and the order of results."""
 
 import numpy as np
 import pytest
+from equations import cases
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from patches import NUMPY_NATIVE, random_arrays
 
 from einops_fast import patched
@@ -33,12 +36,17 @@ def test_errors_are_the_native_ones(home):
             (a, [0, 1, 2]),
             (a, [0, 1], b, [1, 99]),
             (a, [0, 1], b),
+            ("->", a),
+            ("", a),
         ]
         _same_error(module.einsum, name, module, ("ij", a), {"nonsense": 1})
+    options = [{}]
     if name == "numpy":
         bad += [("i...->i", a)]  # an ellipsis that the output drops
+        options += [{"optimize": False}, {"nonsense": 1}, {"out": b}, {"optimize": np.ones(2)}, {"optimize": 1}]
     for operands in bad:
-        _same_error(module.einsum, name, module, operands, {})
+        for each in options:
+            _same_error(module.einsum, name, module, operands, each)
 
 
 def _same_error(native, name, module, operands, options):
@@ -177,3 +185,26 @@ def test_no_plan_of_its_own(calls):
         for _ in range(2):
             np.testing.assert_array_equal(np.einsum("ij,jk", a, b), a @ b)
     assert len(native_calls) == 2
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_a_result_in_c_order_stays_in_it(data):
+    """Code that calls ``view`` on it relies on that."""
+    torch = pytest.importorskip("torch")
+    case = data.draw(cases(max_operands=3, max_size=5))
+    operands = [torch.ones(shape).requires_grad_(data.draw(st.booleans())) for shape in case.shapes]
+    native = torch.einsum(case.letters, *operands)
+    with patched("torch"):
+        result = torch.einsum(case.letters, *operands)
+    assert result.is_contiguous() or not native.is_contiguous()
+
+
+def test_the_order_of_torch_depends_on_sizes(torch):
+    """Of three operands opt_einsum chooses the first pair by their sizes, and with it the order of the result."""
+    operands = torch.ones(()), torch.ones(2, 3, 1), torch.ones(2, 1, 2)
+    native = torch.einsum(",abf,ade->bdef", *operands)
+    with patched("torch"):
+        result = torch.einsum(",abf,ade->bdef", *operands)
+    assert native.is_contiguous()
+    assert result.is_contiguous()

@@ -21,6 +21,12 @@ def look_alike(reason: str, *shapes: Any) -> Callable[[Callable[..., Any]], Call
 
 
 @look_alike("value used elsewhere", *HEADS_FIRST)
+def weights_are_returned(q, k, v):
+    weights = (q @ k.mT).softmax(-1)
+    return weights @ v, weights
+
+
+@look_alike("value used elsewhere", *HEADS_FIRST)
 def scores_are_used_twice(q, k, v):
     scores = q @ k.mT
     return scores.softmax(-1) @ v + scores.mean()
@@ -31,9 +37,19 @@ def softmax_over_the_queries(q, k, v):
     return (q @ k.mT).softmax(-2) @ v
 
 
+@look_alike("different loop order", (B, H, M, D), (B, H, M, D), (B, H, M, E))
+def softmax_over_the_heads(q, k, v):
+    return (q @ k.mT).softmax(1) @ v
+
+
 @look_alike("", *HEADS_FIRST)
 def no_softmax(q, k, v):
     return (q @ k.mT) @ v
+
+
+@look_alike("", *HEADS_FIRST)
+def another_function(q, k, v):
+    return torch.sigmoid(q @ k.mT) @ v
 
 
 @look_alike("", (B, H, M, N), (B, H, N, E))
@@ -52,6 +68,11 @@ def a_mask_that_hides_little(q, k, v, mask):
 
 
 @look_alike("unsupported option", *HEADS_FIRST)
+def bounded_scores(q, k, v):
+    return (q @ k.mT).clamp(-1, 1).softmax(-1) @ v
+
+
+@look_alike("unsupported option", *HEADS_FIRST)
 def rounded_scores(q, k, v):
     return torch.div(q @ k.mT, 0.5, rounding_mode="floor").softmax(-1) @ v
 
@@ -64,6 +85,11 @@ def a_bias_within_the_softcap(q, k, v, bias):
 @look_alike("unsupported option", *HEADS_FIRST)
 def weights_that_are_scaled(q, k, v):
     return ((q @ k.mT).softmax(-1) * 2) @ v
+
+
+@look_alike("unsupported option", *HEADS_FIRST, Mask((M, N)))
+def weights_that_are_masked(q, k, v, mask):
+    return (q @ k.mT).softmax(-1).masked_fill(~mask, 0.0) @ v
 
 
 @look_alike("mutation", *HEADS_FIRST)
@@ -82,10 +108,28 @@ def values_of_which_a_view_is_written_to(q, k, v):
     return weights @ v
 
 
+@look_alike("value used elsewhere", *HEADS_FIRST)
+def a_sum_of_exponentials_that_is_used(q, k, v):
+    weights = (q @ k.mT).exp()
+    total = weights.sum(-1, keepdim=True)
+    return (weights / total) @ v, total
+
+
 @look_alike("", *HEADS_FIRST)
 def a_sum_of_other_exponentials(q, k, v):
     scores = q @ k.mT
     return (scores.exp() / (2 * scores).exp().sum(-1, keepdim=True)) @ v
+
+
+@look_alike("", *HEADS_FIRST)
+def a_sum_over_another_axis(q, k, v):
+    weights = (q @ k.mT).exp()
+    return (weights / weights.sum(-2, keepdim=True).sum(-1, keepdim=True)) @ v
+
+
+@look_alike("different loop order", *SQUARE)
+def scores_that_are_transposed(q, k, v):
+    return (q @ k.mT).mT.softmax(-2) @ v
 
 
 @look_alike("different loop order", *SQUARE)
@@ -99,8 +143,25 @@ def part_of_the_scores(q, k, v):
 
 
 @look_alike("unsupported option", *HEADS_FIRST)
+def detached_weights(q, k, v):
+    return (q @ k.mT).softmax(-1).detach() @ v
+
+
+@look_alike("unsupported option", *HEADS_FIRST)
 def a_negative_softcap(q, k, v):
     return (-2 * torch.tanh(q @ k.mT)).softmax(-1) @ v
+
+
+@look_alike("unsupported option", *HEADS_FIRST, (B * H, M, N))
+def a_bias_of_a_product_within_the_softcap(q, k, v, bias):
+    q, k, v = (each.flatten(0, 1) for each in (q, k, v))
+    return (2 * torch.tanh(torch.baddbmm(bias, q, k.mT))).softmax(-1) @ v
+
+
+@look_alike("unsupported option", *HEADS_FIRST)
+def stabilized_scores_within_the_softcap(q, k, v):
+    scores = q @ k.mT
+    return (2 * torch.tanh(scores - scores.amax(-1, keepdim=True))).softmax(-1) @ v
 
 
 @look_alike("unsupported option", *SQUARE, Mask((B, 1, 1, M)))
@@ -108,6 +169,12 @@ def padding_that_hides_less_than_the_causal_mask(q, k, v, mask):
     """A query that sees keys of padding alone sees them still."""
     scores = (q @ k.mT).masked_fill(mask, -1e9)
     return scores.masked_fill(torch.ones(M, M).triu(1).bool(), float("-inf")).softmax(-1) @ v
+
+
+@look_alike("unsupported option", *SQUARE, Mask((B, 1, 1, M)))
+def padding_by_another_large_number(q, k, v, mask):
+    scores = (q @ k.mT).masked_fill(torch.ones(M, M).triu(1).bool(), -1e10)
+    return scores.masked_fill(mask, -1e9).softmax(-1) @ v
 
 
 @look_alike("unsupported option", *HEADS_FIRST, Mask((B, 1, M, N)), (H, M, N))
@@ -127,6 +194,18 @@ def a_logarithm_of_shifted_scores(q, k, v):
     return scores.softmax(-1) @ v, scores.logsumexp(-1)
 
 
+@look_alike("value used elsewhere", *HEADS_FIRST)
+def a_logarithm_over_all_rows(q, k, v):
+    scores = q @ k.mT
+    return scores.softmax(-1) @ v, scores.logsumexp((-1, -2))
+
+
+@look_alike("value used elsewhere", *SQUARE)
+def a_logarithm_over_the_queries(q, k, v):
+    scores = q @ k.mT
+    return scores.softmax(-1) @ v, scores.logsumexp(-2)
+
+
 @look_alike("value used elsewhere", (M, D), (N, D), (N, E))
 def a_logarithm_that_broadcasts(q, k, v):
     scores = q @ k.mT
@@ -134,6 +213,17 @@ def a_logarithm_that_broadcasts(q, k, v):
     weights = torch.exp(scores - largest)
     total = weights.sum(-1, keepdim=True)
     return (weights @ v) / total, torch.log(total) + largest.squeeze(-1)
+
+
+@look_alike("unsupported option", *SQUARE, (M, M))
+def a_gate_of_any_number(q, k, v, gate):
+    return ((q @ k.mT) * gate - 1e10 * (1 - gate)).softmax(-1) @ v * 0 + v
+
+
+@look_alike("unsupported option", *SQUARE)
+def a_gate_that_lets_little_through(q, k, v):
+    gate = torch.ones(M, M).tril()
+    return ((q @ k.mT) * gate - 3.0 * (1 - gate)).softmax(-1) @ v
 
 
 @look_alike("unsupported option", *SQUARE)

@@ -4,10 +4,28 @@ import torch
 from attention_spellings import HEADS_FIRST, HEADS_LAST, SQUARE, B, H, M, Mask, N, spelling
 
 
+@spelling(*HEADS_FIRST, Mask((B, 1, 1, N)))
+def mask_of_keys(q, k, v, mask):
+    scores = (q @ k.mT) / 2
+    return scores.masked_fill(~mask, float("-inf")).softmax(-1) @ v
+
+
 @spelling(*HEADS_FIRST, Mask((B, N)))
 def mask_of_keys_with_new_axes(q, k, v, mask):
     scores = torch.einsum("bhid,bhjd->bhij", q, k)
     scores = scores.masked_fill(mask[:, None, None, :] == 0, -1e9)
+    return scores.softmax(-1) @ v
+
+
+@spelling(*HEADS_FIRST, Mask((M, N)))
+def where(q, k, v, mask):
+    scores = torch.where(mask, q @ k.mT, torch.finfo(q.dtype).min)
+    return scores.softmax(-1) @ v
+
+
+@spelling(*HEADS_FIRST, Mask((M, N)))
+def where_of_a_tensor(q, k, v, mask):
+    scores = torch.where(mask, q @ k.mT, torch.tensor(-1e9, dtype=q.dtype))
     return scores.softmax(-1) @ v
 
 
@@ -35,11 +53,21 @@ def mask_in_place(q, k, v, mask):
     return scores.softmax(-1) @ v
 
 
+@spelling(*HEADS_FIRST, (H, M, N))
+def bias_of_positions(q, k, v, bias):
+    return (torch.einsum("bhid,bhjd->bhij", q, k) + bias).softmax(-1) @ v
+
+
 @spelling(*HEADS_FIRST, (1, H, M, N), (B, 1, 1, N))
 def two_biases(q, k, v, one, other):
     scores = one + q @ k.mT
     scores += other
     return scores.softmax(-1) @ v
+
+
+@spelling(*HEADS_FIRST, (H, M, N))
+def bias_that_is_scaled_too(q, k, v, bias):
+    return ((q @ k.mT - bias) * 0.25).softmax(-1) @ v
 
 
 @spelling(*HEADS_LAST, (M, N, H))
@@ -67,6 +95,12 @@ def causal_by_tril(q, k, v):
 
 
 @spelling(*SQUARE)
+def causal_by_triu(q, k, v):
+    mask = torch.triu(torch.full((M, M), float("-inf")), diagonal=1)
+    return (q @ k.mT + mask).softmax(-1) @ v
+
+
+@spelling(*SQUARE)
 def causal_by_positions(q, k, v):
     n = q.shape[2]
     mask = torch.arange(n)[:, None] >= torch.arange(n)[None, :]
@@ -78,6 +112,13 @@ def causal_with_padding(q, k, v, mask):
     causal = torch.ones(M, M).tril().view(1, 1, M, M)
     scores = (q @ k.mT).masked_fill(causal == 0, float("-inf"))
     return scores.masked_fill(~mask, float("-inf")).softmax(-1) @ v
+
+
+@spelling(*SQUARE)
+def causal_by_triu_of_a_full_tensor(q, k, v):
+    mask = torch.full((1, 1, M, M), float("-inf"), device=q.device)
+    mask = torch.triu(mask, diagonal=1).type_as(q)
+    return (q @ k.mT + mask).softmax(-1) @ v
 
 
 @spelling(*SQUARE)
@@ -139,6 +180,12 @@ def causal_gate(q, k, v):
     return torch.matmul(torch.softmax(w * b + -1e4 * (1 - b), dim=-1), v)
 
 
+@spelling(*SQUARE)
+def causal_gate_of_ones(q, k, v):
+    b = torch.tril(torch.ones(M, M))[None, None, :M, :M]
+    return ((1.0 - b) * -1e10 + b * (q @ k.mT)).softmax(-1) @ v
+
+
 # ---- windows
 
 
@@ -147,6 +194,18 @@ def window_by_positions(q, k, v):
     i, j = torch.arange(M)[:, None], torch.arange(M)[None, :]
     mask = (j <= i) & (i - j < 3)
     return (q @ k.mT).masked_fill(~mask, float("-inf")).softmax(-1) @ v
+
+
+@spelling(*SQUARE)
+def window_on_both_sides(q, k, v):
+    distance = (torch.arange(M)[:, None] - torch.arange(M)[None, :]).abs()
+    return torch.where(distance <= 2, q @ k.mT, -torch.inf).softmax(-1) @ v
+
+
+@spelling(*SQUARE)
+def window_by_triangles(q, k, v):
+    mask = torch.ones(M, M).tril(1).triu(-2).bool()
+    return (q @ k.mT).masked_fill(mask.logical_not(), -1e9).softmax(-1) @ v
 
 
 @spelling(*SQUARE)
@@ -182,6 +241,13 @@ def window_and_bias(q, k, v, bias):
     i = torch.arange(M)
     scores = q @ k.mT + bias
     return scores.masked_fill((i[:, None] - i).abs() > 3, float("-inf")).softmax(-1) @ v
+
+
+@spelling(*SQUARE, Mask((B, 1, 1, M)))
+def window_and_padding(q, k, v, mask):
+    i = torch.arange(M)
+    far = i - i[:, None] > 1
+    return (q @ k.mT).masked_fill(far, -1e9).masked_fill(~mask, -1e9).softmax(-1) @ v
 
 
 @spelling(*SQUARE)

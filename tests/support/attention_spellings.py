@@ -63,6 +63,12 @@ def einsums_with_keys_first(q, k, v):
 
 
 @spelling(*HEADS_FIRST)
+def einsum_of_swapped_operands(q, k, v):
+    weights = torch.softmax(torch.einsum("bhjd,bhid->bhij", k, q), -1)
+    return torch.einsum("bhje,bhij->bhie", v, weights)
+
+
+@spelling(*HEADS_FIRST)
 def einsum_with_an_ellipsis(q, k, v):
     return torch.einsum("...ij,...je->...ie", torch.einsum("...id,...jd->...ij", q, k).softmax(-1), v)
 
@@ -83,8 +89,20 @@ def matmul_and_transpose(q, k, v):
 
 
 @spelling(*HEADS_FIRST)
+def operators(q, k, v):
+    return ((q @ k.mT) * 0.3).softmax(-1) @ v
+
+
+@spelling(*HEADS_FIRST)
 def scaled_keys_and_queries(q, k, v):
     return torch.softmax((q / 1.7) @ (k * 0.4).permute(0, 1, 3, 2), dim=-1) @ v
+
+
+@spelling(*HEADS_FIRST)
+def batched_products(q, k, v):
+    q, k, v = (each.reshape(B * H, -1, each.shape[-1]) for each in (q, k, v))
+    weights = F.softmax(torch.bmm(q, k.transpose(1, 2)) / 2.0, dim=-1)
+    return torch.bmm(weights, v).view(B, H, M, E)
 
 
 @spelling(*HEADS_FIRST)
@@ -107,6 +125,16 @@ def baddbmm_of_nothing(q, k, v):
     q, k, v = (each.flatten(0, 1) for each in (q, k, v))
     empty = torch.empty(B * H, M, N, dtype=q.dtype)
     return torch.bmm(torch.baddbmm(empty, q, k.transpose(1, 2), beta=0, alpha=0.4).softmax(-1), v)
+
+
+@spelling((B, M, D), (B, N, D), (B, N, E))
+def three_axes(q, k, v):
+    return torch.softmax(torch.einsum("bid,bjd->bij", q, k), -1) @ v
+
+
+@spelling((B, 2, H, M, D), (B, 2, H, N, D), (B, 2, H, N, E))
+def five_axes(q, k, v):
+    return torch.einsum("bxhij,bxhje->bxihe", torch.einsum("bxhid,bxhjd->bxhij", q, k).softmax(-1), v)
 
 
 @spelling((B, M, 2, H, D), (B, M, 2, H, D), (B, M, 2, H, E))
@@ -171,6 +199,11 @@ def product_and_sum(q, k, v):
     return (scores.softmax(-1).unsqueeze(-1) * v[:, :, None]).sum(dim=3)
 
 
+@spelling((B, H, 1, D), (B, H, N, D), (B, H, N, E))
+def one_query(q, k, v):
+    return (q @ k.transpose(-1, -2)).softmax(-1) @ v
+
+
 @spelling(*HEADS_FIRST)
 def einsum_of_lists(q, k, v):
     scores = torch.einsum(q, [0, 1, 2, 3], k, [0, 1, 4, 3], [0, 1, 2, 4])
@@ -196,6 +229,17 @@ def no_axis_of_queries(q, k, v):
 @spelling(*HEADS_FIRST)
 def scale_as_a_tensor(q, k, v):
     return (q @ k.mT / torch.sqrt(torch.tensor(float(D)))).softmax(-1) @ v
+
+
+@spelling((B, M, 2, H, D), (B, N, 2, H, D), (B, N, 2, H, E))
+def heads_of_two_letters(q, k, v):
+    weights = torch.einsum("bighd,bjghd->bghij", q, k).softmax(-1)
+    return torch.einsum("bghij,bjghe->bighe", weights, v).flatten(2)
+
+
+@spelling((B, M, H, D), (B, N, H, D), (B, N, H, E))
+def heads_in_the_middle_of_scores(q, k, v):
+    return torch.einsum("bihj,bjhe->bhie", torch.einsum("bihd,bjhd->bihj", q, k).mul(0.5).softmax(-1), v)
 
 
 @spelling((2, M, H, D), (2, N, D), (2, N, E))

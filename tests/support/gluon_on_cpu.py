@@ -6,15 +6,19 @@ announced bytes are those of the hardware, so that a wrong count is a deadlock h
 program is a whole cluster. What is not here: layouts, registers, alignment, and that reading and writing take time.
 """
 
+import ast
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import torch
-from gluon_stand_ins import Descriptor, Pointer, executed, stand_ins, tensor
+from gluon_stand_ins import Descriptor, Pointer, stand_ins, tensor
 
 from einops_fast.backends.triton.attention.hopper import call as hopper_call
 from einops_fast.backends.triton.contraction import candidates
@@ -22,6 +26,66 @@ from einops_fast.backends.triton.contraction.threads import kernel as fma_contra
 from einops_fast.backends.triton.contraction.ways import BoxKernel
 from einops_fast.backends.triton.launching.kernel_call import DeclaredCall, KernelCall
 from einops_fast.backends.triton.rows import cluster_tilings
+
+_RECORDS = ".contraction.tiling"
+"""The module whose names are imported as they are: no kernel is in there."""
+
+_DEVICE_CODE = (
+    ".attention.decode.",
+    ".attention.general.loading",
+    ".attention.hopper.",
+    ".contraction.boxes.",
+    ".contraction.matrix_product",
+    ".device.indexing",
+    ".device.offsets",
+    ".rows.activation.",
+    ".rows.cluster",
+    ".rows.norm.",
+    ".rows.softmax.",
+    ".rows.tiles",
+)
+"""Modules whose functions are executed: others are replaced by stand-ins."""
+
+
+@lru_cache(maxsize=64)
+def _source(name: str) -> tuple[Any, tuple[tuple[str, tuple[str, ...]], ...]]:
+    """A module of kernels without what it imports of Triton, and what it imports of other modules of kernels."""
+    found = find_spec(name)
+    assert found is not None
+    assert found.origin is not None
+    tree = ast.parse(Path(found.origin).read_text())
+    kept: list[ast.stmt] = []
+    imports: list[tuple[str, tuple[str, ...]]] = []
+    for each in tree.body:
+        source = each.module or "" if isinstance(each, ast.ImportFrom) else ""
+        if isinstance(each, ast.Import):
+            source = each.names[0].name
+        if any(part in source for part in _DEVICE_CODE):
+            assert isinstance(each, ast.ImportFrom)
+            imports.append((source, tuple(alias.name for alias in each.names)))
+        elif "triton" not in source or source.endswith(_RECORDS):
+            kept.append(each)
+    tree.body = kept
+    return compile(tree, name, "exec"), tuple(imports)
+
+
+def executed(name: str, names: dict[str, Any], done: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """The names of a module of kernels, with ``names`` for what it imports from elsewhere.
+
+    Those of the modules of kernels that it needs are added to ``done``.
+    """
+    if name in done:
+        return done[name]
+    code, imports = _source(name)
+    module = ModuleType(name)
+    module.__dict__.update(names)
+    for source, wanted in imports:
+        found = executed(source, names, done)
+        module.__dict__.update({each: found[each] for each in wanted})
+    with mock.patch.dict("sys.modules", {name: module}):
+        exec(code, module.__dict__)
+    done[name] = module.__dict__
+    return module.__dict__
 
 
 def _numbers(value: Any) -> Any:

@@ -1,44 +1,16 @@
-"""What kernels find in place of Gluon where they are executed by NumPy and threads, and the executing itself.
-
-See :mod:`gluon_on_cpu`.
-"""
+"""What kernels find in place of Gluon where they are executed by NumPy and threads: see :mod:`gluon_on_cpu`."""
 
 from __future__ import annotations
 
-import ast
 import threading
-import types
 from collections.abc import Sequence
-from functools import lru_cache
 from importlib import import_module
-from importlib.util import find_spec
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import numpy as np
 
 from einops_fast.backends.triton.device import generic
-
-_RECORDS = ".contraction.tiling"
-"""The module whose names are imported as they are: no kernel is in there."""
-
-_DEVICE_CODE = (
-    ".attention.decode.",
-    ".attention.general.loading",
-    ".attention.hopper.",
-    ".contraction.boxes.",
-    ".contraction.matrix_product",
-    ".device.indexing",
-    ".device.offsets",
-    ".rows.activation.",
-    ".rows.cluster",
-    ".rows.norm.",
-    ".rows.softmax.",
-    ".rows.tiles",
-)
-"""Modules whose functions are executed: others are replaced by stand-ins."""
 
 _SECONDS = 60
 """After which waiting is a deadlock."""
@@ -391,44 +363,3 @@ def stand_ins(program: int, programs: int, part: int = 0) -> dict[str, Any]:
         "min": lambda *each: tensor(min(map(int, each))),
         "range": lambda *ends: (tensor(at) for at in range(*map(int, ends))),
     }
-
-
-@lru_cache(maxsize=64)
-def _source(name: str) -> tuple[Any, tuple[tuple[str, tuple[str, ...]], ...]]:
-    """A module of kernels without what it imports of Triton, and what it imports of other modules of kernels."""
-    found = find_spec(name)
-    assert found is not None
-    assert found.origin is not None
-    tree = ast.parse(Path(found.origin).read_text())
-    kept: list[ast.stmt] = []
-    imports: list[tuple[str, tuple[str, ...]]] = []
-    for each in tree.body:
-        source = each.module or "" if isinstance(each, ast.ImportFrom) else ""
-        if isinstance(each, ast.Import):
-            source = each.names[0].name
-        if any(part in source for part in _DEVICE_CODE):
-            assert isinstance(each, ast.ImportFrom)
-            imports.append((source, tuple(alias.name for alias in each.names)))
-        elif "triton" not in source or source.endswith(_RECORDS):
-            kept.append(each)
-    tree.body = kept
-    return compile(tree, name, "exec"), tuple(imports)
-
-
-def executed(name: str, names: dict[str, Any], done: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """The names of a module of kernels, with ``names`` for what it imports from elsewhere.
-
-    Those of the modules of kernels that it needs are added to ``done``.
-    """
-    if name in done:
-        return done[name]
-    code, imports = _source(name)
-    module = types.ModuleType(name)
-    module.__dict__.update(names)
-    for source, wanted in imports:
-        found = executed(source, names, done)
-        module.__dict__.update({each: found[each] for each in wanted})
-    with mock.patch.dict("sys.modules", {name: module}):
-        exec(code, module.__dict__)
-    done[name] = module.__dict__
-    return module.__dict__

@@ -7,10 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
 
+from einops_fast.attention.torch_state import hides_values
+from einops_fast.backends.torch.types import PLAIN, may_read_values
 from einops_fast.nn.injection.native_code import foreign_code, unchanged
-from einops_fast.nn.injection.replacement import original_class
-from einops_fast.nn.masks import may_hide_all_keys
+from einops_fast.nn.injection.replacement import Replacement, original_class
 
 __all__ = [
     "BERT_FAMILY",
@@ -58,6 +60,9 @@ _GLOBAL_HOOKS = (
     nn.modules.module._global_backward_hooks,
     nn.modules.module._global_backward_pre_hooks,
 )
+
+# By a mask on a GPU: its version, the layers that got the answer, and the answer.
+_answers: Any = WeakIdKeyDictionary()
 
 
 def of_transformers(kind: type) -> bool:
@@ -155,7 +160,8 @@ def needs_original(module: Any, hidden_states: Tensor, mask: Any, options: dict[
 def attends_otherwise(module: Any) -> bool:
     """Whether an attention module of transformers calls another function than its ``eager`` or ``sdpa`` attention."""
     chosen = getattr(module.config, "_attn_implementation", None)
-    registered = sys.modules[original_class(module).__module__].ALL_ATTENTION_FUNCTIONS
+    kind = module.original if isinstance(module, Replacement) else type(module)  # also of classes derived since
+    registered = sys.modules[kind.__module__].ALL_ATTENTION_FUNCTIONS
     if chosen == "eager":
         return "eager" in registered
     known = sys.modules["transformers.integrations.sdpa_attention"].sdpa_attention_forward
@@ -177,7 +183,32 @@ def _is_decided_by_rounding(module: Any, hidden_states: Tensor, mask: Tensor) ->
         return False
     differentiable = (hidden_states, mask, *module.parameters()) if torch.is_grad_enabled() else ()
     matters = mask.dtype == torch.float16 or any(each.requires_grad for each in differentiable)
-    return matters and may_hide_all_keys(mask, module.layer_idx)
+    return matters and _may_hide_all_keys(mask, module.layer_idx)
+
+
+def _may_hide_all_keys(mask: Tensor, layer: int | None) -> bool:
+    """Return whether a mask of numbers may give some query the lowest number for every key.
+
+    Rounding makes the scores of such a query one number, and decides its gradients. In a traced graph, where values
+    can't be read, every mask of numbers may do so. On a GPU, to read waits for it: all layers of a model that get the
+    same mask wait once, in each forward.
+    """
+    if may_read_values(mask):
+        return _hides_all_keys(mask)
+    if type(mask) not in PLAIN or not mask.is_cuda or hides_values(mask):
+        return True
+    if layer is None or mask.is_inference():
+        return _hides_all_keys(mask)
+    version, layers, answer = _answers.get(mask, (None, set(), True))
+    if version != mask._version or layer in layers:  # another forward, before which the mask may have changed
+        layers, answer = set(), _hides_all_keys(mask)
+    layers.add(layer)
+    _answers[mask] = mask._version, layers, answer
+    return bool(answer)
+
+
+def _hides_all_keys(mask: Tensor) -> bool:
+    return bool((mask.detach() <= torch.finfo(mask.dtype).min).all(-1).any())
 
 
 def _weights_collected(module: Any) -> bool:

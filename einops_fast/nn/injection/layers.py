@@ -20,32 +20,40 @@ from einops_fast.nn.injection.native_code import foreign_code
 from einops_fast.nn.injection.replacement import Replacement
 
 __all__ = [
+    "OF_TORCH",
     "BertIntermediate",
     "BertOutput",
-    "CrossEntropyLoss",
     "Dropout",
     "GPTFeedForward",
-    "LayerNorm",
+    "Layer",
     "LlamaFeedForward",
     "LlamaNorm",
-    "LogSoftmax",
-    "RMSNorm",
-    "Softmax",
 ]
 
 
-class LayerNorm(Replacement):
-    """torch's."""
+OF_TORCH: dict[type[nn.Module], str] = {
+    nn.CrossEntropyLoss: "ops.cross_entropy",
+    nn.LayerNorm: "ops.layer_norm",
+    nn.LogSoftmax: "ops.log_softmax",
+    nn.RMSNorm: "ops.rms_norm",
+    nn.Softmax: "ops.softmax",
+}
+"""What does the work of modules of torch that have a subclass of the same name in :mod:`einops_fast.nn.layers`."""
 
-    does = "ops.layer_norm"
-    fused = layers.LayerNorm.forward
 
+class Layer(Replacement):
+    """One of these."""
 
-class RMSNorm(Replacement):
-    """torch's."""
+    options: ClassVar[dict[str, Any]] = {}  # those that ours has beside torch's, of a softmax
+    z_loss = 0.0  # the same, of a loss
 
-    does = "ops.rms_norm"
-    fused = layers.RMSNorm.forward
+    @classmethod
+    def unfit(cls, module: nn.Module) -> str | None:
+        return "it has no dim" if getattr(module, "dim", 0) is None else None
+
+    @classmethod
+    def members(cls, original: type[nn.Module]) -> dict[str, Any]:
+        return {"does": OF_TORCH[original], "fused": getattr(layers, original.__name__).forward}
 
 
 class LlamaNorm(Replacement):
@@ -72,45 +80,6 @@ class Dropout(Replacement):
         return ops.dropout_bias_activation(input, None, "none", self.p)
 
 
-class _Softmax(Replacement):
-    options: ClassVar[dict[str, Any]] = {}
-
-    @classmethod
-    def unfit(cls, module: Any) -> str | None:
-        return "it has no dim" if module.dim is None else None
-
-
-class Softmax(_Softmax):
-    """torch's."""
-
-    does = "ops.softmax"
-    fused = layers.Softmax.forward
-
-
-class LogSoftmax(_Softmax):
-    """torch's."""
-
-    does = "ops.log_softmax"
-    fused = layers.LogSoftmax.forward
-
-
-class CrossEntropyLoss(Replacement):
-    """torch's."""
-
-    does = "ops.cross_entropy"
-    fused = layers.CrossEntropyLoss.forward
-    z_loss = 0.0
-
-
-def _without_activation(name: str, module: Any) -> str | None:
-    activation = getattr(module, name, None)
-    if activation_name(activation) is not None:
-        return None
-    kind = type(activation)
-    own = foreign_code(kind) if of_transformers(kind) else None
-    return own or f"{kind.__name__} isn't one of the fused activations"
-
-
 class _Activated(Replacement):
     """A linear layer and its activation in one."""
 
@@ -120,7 +89,12 @@ class _Activated(Replacement):
 
     @classmethod
     def unfit(cls, module: nn.Module) -> str | None:
-        return _without_activation(cls.act_name, module) or unlike(module, *cls.layer_name)
+        activation = getattr(module, cls.act_name, None)
+        if activation_name(activation) is not None:
+            return unlike(module, *cls.layer_name)
+        kind = type(activation)
+        own = foreign_code(kind) if of_transformers(kind) else None
+        return own or f"{kind.__name__} isn't one of the fused activations"
 
     def activated(self, x: Tensor) -> Any:
         """Return the activation of the layer's result, or ``NotImplemented``."""

@@ -27,14 +27,7 @@ def causal_lm_loss(
 ) -> Tensor:
     """The loss of causal language models in transformers, without making the logits float32.
 
-    Args:
-        logits: (batch, length, vocab_size).
-        labels: (batch, length); of each position the next one's counts.
-        vocab_size: number of classes.
-        num_items_in_batch: what the sum is divided by; if ``None`` the mean is taken.
-        ignore_index: a label that doesn't count.
-        shift_labels: labels that are already those of the next position.
-        options: ignored, as there.
+    The arguments are those of transformers' function; ``options`` are ignored, as there.
     """
     if (native := _foreign_loss()) is not None:
         given = {"num_items_in_batch": num_items_in_batch, "ignore_index": ignore_index, "shift_labels": shift_labels}

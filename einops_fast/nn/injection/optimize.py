@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 from torch import nn
@@ -15,17 +16,12 @@ from einops_fast.nn.injection.native_code import foreign_code
 from einops_fast.nn.injection.policy import policies
 from einops_fast.nn.injection.replacement import ALREADY, Replacement, check_unchanged, put, take_back
 from einops_fast.nn.injection.report import OptimizeReport, Row
-from einops_fast.nn.injection.selection import selected
 
 __all__ = ["optimize", "restore"]
 
 _OF_TORCH: dict[type[nn.Module], type[Replacement]] = {
-    nn.CrossEntropyLoss: layers.CrossEntropyLoss,
+    **dict.fromkeys(layers.OF_TORCH, layers.Layer),
     nn.Dropout: layers.Dropout,
-    nn.LayerNorm: layers.LayerNorm,
-    nn.LogSoftmax: layers.LogSoftmax,
-    nn.RMSNorm: layers.RMSNorm,
-    nn.Softmax: layers.Softmax,
 }
 
 _OF_BERT: dict[str, type[Replacement]] = {
@@ -93,7 +89,7 @@ def optimize(
     kinds = {name: (type(module).__name__,) for name, module in modules.items()}
     losses = {name: kind for name, module in modules.items() if (kind := loss_kind(module)) is not None}
     of_losses = {_loss_of(name): (kind, *kinds[name]) for name, kind in losses.items()}
-    unwanted = selected({**kinds, **of_losses}, only, exclude)
+    unwanted = _selected({**kinds, **of_losses}, only, exclude)
     # A block asks whether its parts were replaced: they come first.
     reasons = {name: unwanted.get(name) or _put(modules[name]) for name in reversed(modules)}
     attention.show_hooks_around(modules.values())
@@ -130,6 +126,36 @@ def _checked(model: Any) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise EinsumError(f"model is a module of torch, not of type {type(model).__name__}")
     return model
+
+
+def _selected(
+    kinds: Mapping[str, tuple[str, ...]], only: str | Sequence[str] | None, exclude: str | Sequence[str] | None
+) -> dict[str, str]:
+    """Of the modules that are not meant, by name, why not."""
+    wanted = None if only is None else _matched(kinds, only, "only")
+    unwanted = set() if exclude is None else _matched(kinds, exclude, "exclude")
+    found = {name: "not among `only`" for name in kinds if wanted is not None and name not in wanted}
+    return {**found, **dict.fromkeys(unwanted, "excluded")}
+
+
+def _matched(kinds: Mapping[str, tuple[str, ...]], patterns: str | Sequence[str], argument: str) -> set[str]:
+    found: set[str] = set()
+    given: list[Any] = list(patterns) if isinstance(patterns, (list, tuple, set, frozenset)) else [patterns]
+    for pattern in given:
+        if not isinstance(pattern, str):
+            raise EinsumError(f"{argument} takes names of modules and of classes, as text, not {pattern!r}")
+        here = {name for name, classes in kinds.items() if _fits(pattern, name, classes)}
+        if not here:
+            raise EinsumError(f"{argument}: {pattern!r} fits no module, neither by its name nor by its class")
+        found |= here
+    return found
+
+
+def _fits(pattern: str, name: str, classes: tuple[str, ...]) -> bool:
+    """By its class, by its name, or by that of a module around it."""
+    steps = name.split(".")
+    around = [".".join(steps[:end]) for end in range(1, len(steps) + 1)]
+    return any(fnmatchcase(each, pattern) for each in (*classes, *around))
 
 
 def _loss_of(name: str) -> str:

@@ -71,17 +71,16 @@ _classes: dict[tuple[type[Replacement], type[nn.Module]], type[Replacement]] = {
 def _derived(replacement: type[Replacement], original: type[nn.Module]) -> type[Replacement]:
     found = _classes.get((replacement, original))
     if found is None:
-        forward = _forward(replacement, original)
+        members = replacement.members(original)
+        forward = _forward(members.get("fused") or replacement.fused, original)
         names = {name: getattr(original, name) for name in ("__module__", "__qualname__", "__doc__")}
-        members = {"original": original, "forward": forward, "fused_forward": forward, **names}
-        made = type(original.__name__, (replacement, original), {**members, **replacement.members(original)})
+        members |= {"original": original, "forward": forward, "fused_forward": forward, **names}
+        made = type(original.__name__, (replacement, original), members)
         found = _classes.setdefault((replacement, original), made)
     return found
 
 
-def _forward(replacement: type[Replacement], original: type[nn.Module]) -> Callable[..., Any]:
-    fused = replacement.fused
-
+def _forward(fused: Callable[..., Any], original: type[nn.Module]) -> Callable[..., Any]:
     # Somebody may have kept it as a method of a module that was restored since.
     @wraps(original.forward)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
