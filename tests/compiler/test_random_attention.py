@@ -68,7 +68,9 @@ FILLS = (float("-inf"), -1e9)
 def changes(draw: Any, scores: str, fill: float, sizes: dict[str, int]) -> tuple[Step, str]:
     """What is done to scores of these axes before the softmax, and what that is called."""
     finite = fill > float("-inf")
-    kinds = "scale divide mask where where_filled ahead added bias cast view nothing clamp part mask_that_is_written"
+    kinds = (
+        "scale divide gain mask where where_filled ahead added bias cast view nothing clamp part mask_that_is_written"
+    )
     kind = draw(st.sampled_from([*kinds.split(), *(["gate"] if finite else [])]))
     some = "".join(draw(st.sets(st.sampled_from(scores))))
     shape = [sizes[label] if label in some else 1 for label in scores]
@@ -77,6 +79,7 @@ def changes(draw: Any, scores: str, fill: float, sizes: dict[str, int]) -> tuple
     bias = torch.randn(shape, generator=generator, dtype=torch.float64)
     last = scores.index("j")
     mask = mask | (torch.arange(shape[last]) == 0).view([-1 if at == last else 1 for at in range(len(scores))])
+    gain = bias.narrow(last, 0, 1)
     number, far = draw(st.sampled_from([0.25, 2.0])), draw(st.integers(0, 3))
 
     def along(label: str, x: Any) -> Any:
@@ -98,6 +101,7 @@ def changes(draw: Any, scores: str, fill: float, sizes: dict[str, int]) -> tuple
     steps: dict[str, Step] = {
         "scale": lambda x: x * number,
         "divide": lambda x: x / 3,
+        "gain": lambda x: x * gain.to(x.dtype) if far else x / gain.to(x.dtype),
         "mask": lambda x: x.masked_fill(~mask, fill),
         "where": lambda x: torch.where(mask, x, fill),
         "where_filled": lambda x: torch.where(~mask, torch.full_like(x, fill), x),
@@ -117,6 +121,9 @@ def changes(draw: Any, scores: str, fill: float, sizes: dict[str, int]) -> tuple
 
 UNABLE = ("clamp", "part")
 """What attention doesn't do."""
+
+PLAIN = {"scale", "divide", "gain", "cast", "view", "nothing"}
+"""What may be done to scores before a tensor multiplies them."""
 
 
 WAYS = ("name", "by_hand", "late", "late_without_max", "by_logs")
@@ -191,9 +198,11 @@ def programs(draw: Any) -> tuple[Callable[..., Any], bool | None, list[list[int]
         return tuple(results)
 
     kinds = {kind for _, kind in steps}
+    gains = [at for at, (_, kind) in enumerate(steps) if kind == "gain"]
+    below = {kind for _, kind in steps[: gains[-1]]} if gains else set()
     # Several large numbers hide by different ones once they are scaled, and logarithms of them say too little.
     vague = fill > float("-inf") and (way == "by_logs" or kinds & {"scale", "divide"})
-    fused = None if disturbed or with_log or vague else kinds.isdisjoint(UNABLE)
+    fused = None if disturbed or with_log or vague else kinds.isdisjoint(UNABLE) and below <= PLAIN
     if 1 in sizes.values():
         fused = None
     return program, fused, [[sizes[label] for label in labels] for labels in axes.values()]
