@@ -19,11 +19,13 @@ from torch.fx import Node
 from einops_fast.compiler.attention_call import Attention, Mask
 from einops_fast.compiler.constants import constant_of, filling_of, made_like, rounded, times_number
 from einops_fast.compiler.contractions import Product, is_contraction, product_of
+from einops_fast.compiler.gains import Gain, gain_of
 from einops_fast.compiler.layout import labels_of
 from einops_fast.compiler.masks import LARGE, gate_of
 from einops_fast.compiler.match import Miss, Read
 from einops_fast.compiler.nest import Dims, Label, expanded, fresh
 from einops_fast.compiler.nodes import argument, dtype_of, name_of, shape_of, source_of
+from einops_fast.compiler.sinks import axis_without_last, beside_sinks
 from einops_fast.compiler.softmax import LAST_STEPS, Quotient, Softmax, largest_of, logs_of, quotient_of, softmax_of
 from einops_fast.compiler.views import broadcast, is_cast, permutation_of, seen_through
 
@@ -34,6 +36,9 @@ _BETWEEN = frozenset(
     "permute transpose t getattr movedim unsqueeze squeeze getitem einsum mul div masked_fill where nan_to_num".split()
 )
 """What may be done to weights before they are multiplied with values, whether or not it can be fused."""
+
+_CHANGES = ("add", "add_", "sub", "sub_", "masked_fill", "masked_fill_", "where", "tanh")
+"""What may be done to scores beside multiplying them."""
 
 _REASONS = {"getitem": "different offset", "reshape": "different numel", "flatten": "different numel"}
 
@@ -97,6 +102,9 @@ class Reader:
         self.last: Node | None = None  # of the softmax
         self.casts: list[torch.dtype | None] = []  # what scores are converted to on the way to the softmax, last first
         self.shifted = False  # the scores are those of the program but for a number that all keys have
+        self.gains: list[Gain] = []
+        self.with_sinks: int | None = None  # the axis along which the softmax has one more than the keys
+        self.sinks: Read | None = None
 
     def begin_at(self, quotient: Quotient) -> None:
         """Begin at what normalizes the product with the values."""
@@ -117,16 +125,23 @@ class Reader:
         v = self.operand(*values)
         softmax, dims = self.weights(*weights)
         self.casts.append(dtype_of(self.last))  # a softmax may convert its scores
-        logs, inner = logs_of(softmax, dims)
-        self.inner += inner
-        q, k, scale = self.scores(softmax.scores, dims, 1.0)
-        if logs and self.shifted:
-            raise Miss("unsupported option", logs[0][0])
+        scores, logs = softmax.scores, list[tuple[Node, Dims, bool]]()
+        if self.with_sinks is None:
+            logs, inner = logs_of(softmax, dims)
+            self.inner += inner
+        else:
+            scores, sinks, inner = beside_sinks(scores, dims, self.with_sinks)
+            self.sinks = self.operand(*sinks)
+            self.inner += inner
+            self.casts += [dtype_of(each) for each in inner]
+        q, k, scale = self.scores(scores, dims, 1.0)
+        if self.shifted and (logs or self.sinks is not None):
+            raise Miss("unsupported option", node)
         q, k = self.narrowed(q, k, dtype_of(v.node))
         target, result = self.permuted(node, result, [log for log, *_ in logs])
         return Attention(
             target, result, q, k, v, self.keys, self.features, scale, self.softcap, self.dropout_p,
-            self.biases, self.masks, self.hidden(node), logs, self.inner,
+            self.biases, self.masks, self.hidden(node), logs, self.inner, gains=self.gains, sinks=self.sinks,
         )  # fmt: skip
 
     def hidden(self, node: Node) -> str:
@@ -137,6 +152,8 @@ class Reader:
             if sorted(map(hash, self.zeroed)) != sorted(map(hash, masks)):
                 raise Miss("unsupported option", node)  # weights that the others of a row don't make up for
             return "zeros"
+        if self.sinks is not None:
+            return "zeros"  # where no key is seen, the sink has all of the weight
         if not self.masks or min(mask.fill for mask in self.masks) == -math.inf:
             return "nan"
         if self.softmax.log is not None:
@@ -167,6 +184,8 @@ class Reader:
                 axis = self.softmax.axis
                 if not isinstance(axis, int) or expanded(dims[axis % len(dims)]) != self.keys:
                     raise Miss("different loop order", node)
+                if self.with_sinks not in (None, axis % len(dims)):
+                    raise Miss("different offset", node)
                 self.inner += self.softmax.inner
                 return self.softmax, dims
             if name == "dropout":
@@ -181,6 +200,12 @@ class Reader:
                 node = source_of(node)
             elif is_cast(node):
                 node = source_of(node)
+            elif self.with_sinks is None and (axis := axis_without_last(node)) is not None:
+                if expanded(dims[axis]) != self.keys:
+                    raise Miss("different offset", node)
+                self.with_sinks, node = axis, source_of(node)
+            elif self.with_sinks is not None:
+                raise Miss("different offset", node)
             else:
                 node, dims = self._through(node, dims)
 
@@ -199,12 +224,16 @@ class Reader:
             if name in ("mul", "div", "mul_", "div_"):
                 scaled = times_number(node)
                 if scaled is None:
-                    raise Miss("unsupported option", node)
-                node, factor = scaled[0], factor * scaled[1]
+                    node, gain = gain_of(node, dims, self.keys)
+                    self.gains.append(gain)
+                else:
+                    node, factor = scaled[0], factor * scaled[1]
             elif name == "sub" and (taken := self._stabilizer(node, dims)):
                 self.inner += taken
                 self.shifted = True
                 node = source_of(node)
+            elif self.gains and name in _CHANGES:
+                raise Miss("unsupported option", node)  # which is multiplied, too
             elif name in ("add", "add_", "sub", "sub_"):
                 return self._sum(node, name, dims, factor)
             elif name in ("masked_fill", "masked_fill_", "where"):
@@ -225,7 +254,7 @@ class Reader:
             label.whole = True
         self.features = product.summed
         if product.addend is not None:
-            if self.softcap:
+            if self.softcap or self.gains:
                 raise Miss("unsupported option", node)
             self._add(*product.addend, dims, factor, node)
         one, other = [self.operand(*each) for each in product.operands]

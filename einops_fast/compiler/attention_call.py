@@ -11,6 +11,7 @@ import torch
 from torch.fx import Graph, Node
 
 from einops_fast.compiler.calls import ABSORBS, call_attention
+from einops_fast.compiler.gains import Gain, gained
 from einops_fast.compiler.layout import Layout, labels_of, number
 from einops_fast.compiler.masks import LARGE, Band, band_of, is_small
 from einops_fast.compiler.match import Inserted, Match, Miss, Read
@@ -56,6 +57,8 @@ class Attention(Match):
     inner: list[Node] = field(default_factory=list)
     band: Band | None = None  # keys that are shown without a mask
     rows: tuple[Label, ...] = ()  # the labels of the queries, where they are known
+    gains: list[Gain] = field(default_factory=list)
+    sinks: Read | None = None  # scores that take part in the softmax beside those of the keys, for no value
     # the labels of queries, if there is one, and keys, and their sizes
     axes: tuple[Label | None, Label] = field(init=False)
     extents: tuple[Any, Any] = field(init=False)
@@ -67,7 +70,8 @@ class Attention(Match):
 
     @property
     def reads(self) -> list[Read]:  # type: ignore[override]
-        return [self.q, self.k, self.v, *self.biases, *[mask.read for mask in self.masks]]
+        beside = [mask.read for mask in self.masks] + [gain.read for gain in self.gains]
+        return [self.q, self.k, self.v, *self.biases, *beside, *([] if self.sinks is None else [self.sinks])]
 
     def insert(self, graph: Graph) -> Inserted:
         """Put in the call."""
@@ -79,21 +83,24 @@ class Attention(Match):
         (keys,) = self.keys
         self.axes, self.extents = (queries, keys), (1 if queries is None else queries.size, keys.size)
         band, masks, biases = self._band()
-        operands = [layout.laid_out(read) for read in (self.q, self.k, self.v)]
+        operands = [gained(layout, self.q, self.gains), layout.laid_out(self.k), layout.laid_out(self.v)]
         order = labels_of(self.result)
         pattern = ", ".join([layout.spelled(labels) for _, labels in operands]) + f" -> {layout.spelled(order)}"
         # Mask and bias are read where the scores lie, whatever else the result has.
         mask, mask_labels = layout.joined([self._mask(layout, each) for each in masks], torch.logical_and)
         bias, bias_labels = layout.joined([self._bias(layout, each) for each in biases], torch.add)
+        sinks, sink_labels = (None, list[Label]()) if self.sinks is None else layout.laid_out(self.sinks)
+        if {*sink_labels} & {*self.axes}:
+            raise Miss("broadcast", self.node)
         causal: str | bool = band.alignment if band is not None and band.after == 0 else False
         window = None if band is None else (band.before, None if causal else band.after)
         call = graph.call_function(
             call_attention,
-            (*[node for node, _ in operands], mask, bias),
+            (*[node for node, _ in operands], mask, bias, sinks),
             {
                 "pattern": pattern,
                 "sequence": (layout.name(queries) if queries is not None else "", layout.name(keys)),
-                "axes": (layout.spelled(mask_labels), layout.spelled(bias_labels)),
+                "axes": tuple(map(layout.spelled, (mask_labels, bias_labels, sink_labels))),
                 "causal": causal,
                 "window": None if window == (None, None) else window,
                 "alignment": None if band is None else band.alignment,

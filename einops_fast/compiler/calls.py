@@ -24,9 +24,10 @@ def call_attention(
     v: Any,
     mask: Any,
     bias: Any,
+    sinks: Any,
     pattern: str,
     sequence: tuple[str, str],
-    axes: tuple[str, str],
+    axes: tuple[str, str, str],
     causal: str | bool,
     window: tuple[int | None, int | None] | None,
     alignment: str | None,
@@ -39,7 +40,7 @@ def call_attention(
     """Call attention as a program spells it. There is a parameter for each argument that a graph's node may have.
 
     Args:
-        pattern, sequence, axes: letters of the operands and the result, of queries and keys, of mask and bias.
+        pattern, sequence, axes: letters of the operands and the result, of queries and keys, of mask, bias and sinks.
         causal, window, alignment, return_lse: as in :func:`einops_fast.attention`.
         numbers: scale, softcap and the probability that a weight is dropped.
         empty: what rows without a key hold: ``'nan'``, ``'mean'`` of all values, or ``''`` where there is none.
@@ -50,7 +51,7 @@ def call_attention(
     scale, softcap, dropout_p = numbers
     options = Options(causal, alignment, window, softcap, scale, dropout_p, bool(empty) or return_lse)
     more = {name: None if array is None else (letters, array) for name, letters, array in
-            (("mask", axes[0], mask), ("bias", axes[1], bias))}  # fmt: skip
+            zip(("mask", "bias", "sinks"), axes, (mask, bias, sinks), strict=True)}  # fmt: skip
     request, arrays = read_call((pattern, q, k, v), None, sequence, options, more)
     # While another compiler looks at the graph, tensors have no values, and nothing may be chosen by measurement.
     result: Any = (attend_traced if is_traced() else attend)(request, arrays)

@@ -3,6 +3,7 @@
 from typing import Any
 
 import attention_masks  # noqa: F401
+import attention_sinks  # noqa: F401
 import attention_softmaxes  # noqa: F401
 import fused_programs
 import pytest
@@ -60,6 +61,8 @@ def test_a_spelling_is_fused(name: str) -> None:
         "normalized_late_with_heads_last",
         "softmax_and_logsumexp",
         "logarithms_without_a_kept_axis",
+        "sinks_of_heads",
+        "cosines_beside_a_bias",
     ],
 )
 def test_a_spelling_is_fused_for_sizes_that_change(name: str) -> None:

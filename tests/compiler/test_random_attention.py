@@ -1,4 +1,4 @@
-"""Attention in drawn spellings: it is fused, and values and gradients are right."""
+"""Attention in drawn spellings, some of them disturbed: values and gradients are right, whether or not it is fused."""
 
 from collections.abc import Callable
 from typing import Any
@@ -68,7 +68,9 @@ FILLS = (float("-inf"), -1e9)
 def changes(draw: Any, scores: str, fill: float, sizes: dict[str, int]) -> tuple[Step, str]:
     """What is done to scores of these axes before the softmax, and what that is called."""
     finite = fill > float("-inf")
-    kinds = "scale divide mask where where_filled ahead added bias cast view nothing mask_that_is_written"
+    kinds = (
+        "scale divide gain mask where where_filled ahead added bias cast view nothing clamp part mask_that_is_written"
+    )
     kind = draw(st.sampled_from([*kinds.split(), *(["gate"] if finite else [])]))
     some = "".join(draw(st.sets(st.sampled_from(scores))))
     shape = [sizes[label] if label in some else 1 for label in scores]
@@ -77,6 +79,7 @@ def changes(draw: Any, scores: str, fill: float, sizes: dict[str, int]) -> tuple
     bias = torch.randn(shape, generator=generator, dtype=torch.float64)
     last = scores.index("j")
     mask = mask | (torch.arange(shape[last]) == 0).view([-1 if at == last else 1 for at in range(len(scores))])
+    gain = bias.narrow(last, 0, 1)
     number, far = draw(st.sampled_from([0.25, 2.0])), draw(st.integers(0, 3))
 
     def along(label: str, x: Any) -> Any:
@@ -98,6 +101,7 @@ def changes(draw: Any, scores: str, fill: float, sizes: dict[str, int]) -> tuple
     steps: dict[str, Step] = {
         "scale": lambda x: x * number,
         "divide": lambda x: x / 3,
+        "gain": lambda x: x * gain.to(x.dtype) if far else x / gain.to(x.dtype),
         "mask": lambda x: x.masked_fill(~mask, fill),
         "where": lambda x: torch.where(mask, x, fill),
         "where_filled": lambda x: torch.where(~mask, torch.full_like(x, fill), x),
@@ -108,24 +112,37 @@ def changes(draw: Any, scores: str, fill: float, sizes: dict[str, int]) -> tuple
         "bias": lambda x: bias.to(x.dtype) + x,
         "cast": lambda x: x.double().to(x.dtype),
         "view": lambda x: x.flatten(0, 1).unflatten(0, x.shape[:2]),
+        "clamp": lambda x: x.clamp(min=-2),
+        "part": lambda x: x.narrow(last, 0, 3),
         "nothing": lambda x: x,
     }
     return steps[kind], kind
 
 
+UNABLE = ("clamp", "part")
+"""What attention doesn't do."""
+
+PLAIN = {"scale", "divide", "gain", "cast", "view", "nothing"}
+"""What may be done to scores before a tensor multiplies them."""
+
+
 WAYS = ("name", "by_hand", "late", "late_without_max", "by_logs")
+DISTURBANCES = ("weights_returned", "detached", "shifted_total", "bias_written", "without_gradient", "gated_weights")
 
 
 @st.composite
-def programs(draw: Any) -> tuple[Callable[..., Any], bool, list[list[int]]]:
-    """A program of q, k and v, whether it is fused for sure, and the shapes of its operands."""
+def programs(draw: Any) -> tuple[Callable[..., Any], bool | None, list[list[int]]]:
+    """A program of q, k and v, whether it can be fused (``None`` if it may be), and the shapes of its operands."""
     sizes = draw(st.sampled_from([DISTINCT, EQUAL, *[{**DISTINCT, label: 1} for label in "bhi"]]))
     axes = {name: draw(orders(labels)) for name, labels in (("q", "bhid"), ("k", "bhjd"), ("v", "bhje"))}
     scores, result = draw(orders("bhij")), draw(orders("bhie"))
     first, second = draw(products(axes["q"], axes["k"], scores)), draw(products(scores, axes["v"], result))
     fill = draw(st.sampled_from(FILLS))
     steps = draw(st.lists(changes(scores, fill, sizes), max_size=3))
+    steps.sort(key=lambda step: step[1] in UNABLE)  # what leaves less of the scores goes last
+    steps = [step for at, step in enumerate(steps) if step[1] not in UNABLE or at == len(steps) - 1]
     way = draw(st.sampled_from(WAYS))
+    disturbed = draw(st.sampled_from(DISTURBANCES)) if draw(st.integers(0, 3)) == 0 else ""
     with_log = draw(st.integers(0, 2)) == 0
     axis = scores.index("j")
     rows = scores.replace("j", "")
@@ -133,8 +150,18 @@ def programs(draw: Any) -> tuple[Callable[..., Any], bool, list[list[int]]]:
 
     def program(q: Any, k: Any, v: Any) -> Any:
         x = first(q, k)
+        written = torch.linspace(-1, 1, x.shape[axis], dtype=x.dtype).view(
+            [-1 if label == "j" else 1 for label in scores]
+        )
+        if disturbed == "bias_written":
+            x = x + written
         for step, _ in steps:
             x = step(x)
+        if disturbed == "bias_written":
+            written.mul_(2)
+        if disturbed == "without_gradient":
+            with torch.no_grad():
+                x = x * 1
         largest, total, log = None, None, None
         if way == "name":
             weights = x.softmax(axis)
@@ -145,9 +172,18 @@ def programs(draw: Any) -> tuple[Callable[..., Any], bool, list[list[int]]]:
             largest = None if way == "late_without_max" else x.amax(axis, keepdim=True)
             weights = (x if largest is None else x - largest).exp()
             total = weights.sum(axis, keepdim=True)
+            if disturbed == "shifted_total":
+                total = total + 0.5
         if way == "by_hand":
             weights = weights / total
-        made = second(weights, v)
+        if disturbed == "detached":
+            weights = weights.detach()
+        if disturbed == "gated_weights":
+            weights = weights * (torch.arange(weights.shape[axis]) != 1).view(
+                [-1 if label == "j" else 1 for label in scores]
+            )
+        used = weights if weights.shape[axis] == sizes["j"] else torch.cat([weights, weights.narrow(axis, 0, 1)], axis)
+        made = second(used, v)
         if way.startswith("late"):
             made = made / permuted(total.squeeze(axis), rows, of_result).unsqueeze(result.index("e"))
         results = [made]
@@ -157,12 +193,18 @@ def programs(draw: Any) -> tuple[Callable[..., Any], bool, list[list[int]]]:
             else:
                 found = x.logsumexp(axis, keepdim=True) if log is None else log
             results.append(found.squeeze(axis))
+        if disturbed == "weights_returned":
+            results.append(weights)
         return tuple(results)
 
     kinds = {kind for _, kind in steps}
+    gains = [at for at, (_, kind) in enumerate(steps) if kind == "gain"]
+    below = {kind for _, kind in steps[: gains[-1]]} if gains else set()
     # Several large numbers hide by different ones once they are scaled, and logarithms of them say too little.
     vague = fill > float("-inf") and (way == "by_logs" or kinds & {"scale", "divide"})
-    fused = not (with_log or vague or 1 in sizes.values())
+    fused = None if disturbed or with_log or vague else kinds.isdisjoint(UNABLE) and below <= PLAIN
+    if 1 in sizes.values():
+        fused = None
     return program, fused, [[sizes[label] for label in labels] for labels in axes.values()]
 
 

@@ -57,8 +57,8 @@ def no_scores(x, v):
     return x.softmax(-1) @ v
 
 
-@look_alike("unsupported option", *HEADS_FIRST, (H, 1, 1))
-def a_temperature(q, k, v, temperature):
+@look_alike("unsupported option", *HEADS_FIRST, (N,))
+def a_temperature_of_each_key(q, k, v, temperature):
     return ((q @ k.mT) * temperature).softmax(-1) @ v
 
 
@@ -70,6 +70,59 @@ def a_mask_that_hides_little(q, k, v, mask):
 @look_alike("unsupported option", *HEADS_FIRST)
 def bounded_scores(q, k, v):
     return (q @ k.mT).clamp(-1, 1).softmax(-1) @ v
+
+
+@look_alike("unsupported option", *HEADS_FIRST, (H, 1, 1), (H, M, N))
+def a_temperature_of_a_bias(q, k, v, temperature, bias):
+    return ((q @ k.mT + bias) * temperature).softmax(-1) @ v
+
+
+@look_alike("broadcast", (M, D), (B, H, N, D), (B, H, N, E), (B, 1, 1, 1))
+def a_temperature_of_more_than_the_queries(q, k, v, temperature):
+    return (torch.einsum("id,bhjd->bhij", q, k) * temperature).softmax(-1) @ v
+
+
+@look_alike("different offset", *HEADS_FIRST, (H, 1, 1))
+def a_sink_before_the_keys(q, k, v, sinks):
+    return torch.cat([sinks.expand(B, H, M, 1), q @ k.mT], -1).softmax(-1)[..., 1:] @ v
+
+
+@look_alike("different offset", *HEADS_FIRST, (H, 1, 1))
+def a_key_in_place_of_the_sink(q, k, v, sinks):
+    return torch.cat([sinks.expand(B, H, M, 1), q @ k.mT], -1).softmax(-1)[..., :-1] @ v
+
+
+@look_alike("different offset", *HEADS_FIRST, (H, 1, 2))
+def two_sinks(q, k, v, sinks):
+    return torch.cat([q @ k.mT, sinks.expand(B, H, M, 2)], -1).softmax(-1)[..., :-2] @ v
+
+
+@look_alike("different offset", *SQUARE)
+def weights_of_all_keys_but_one(q, k, v):
+    return (q @ k.mT).softmax(-1)[..., :-1] @ v[..., :-1, :]
+
+
+@look_alike("unsupported option", *HEADS_FIRST, (H, 1, 1))
+def a_sink_beside_scores_without_their_largest(q, k, v, sinks):
+    scores = q @ k.mT
+    scores = scores - scores.amax(-1, keepdim=True)
+    return torch.cat([scores, sinks.expand(B, H, M, 1)], -1).softmax(-1)[..., :-1] @ v
+
+
+@look_alike("unsupported option", *HEADS_FIRST, (H, 1, 1))
+def a_sink_beside_a_number(q, k, v, sinks):
+    return torch.cat([q @ k.mT + 1.0, sinks.expand(B, H, M, 1)], -1).softmax(-1)[..., :-1] @ v
+
+
+@look_alike("broadcast", *HEADS_FIRST, (M, 1))
+def a_sink_of_each_query(q, k, v, sinks):
+    return torch.cat([q @ k.mT, sinks.expand(B, H, M, 1)], -1).softmax(-1)[..., :-1] @ v
+
+
+@look_alike("value used elsewhere", *HEADS_FIRST, (H, 1, 1))
+def a_weight_of_a_sink_that_is_used(q, k, v, sinks):
+    weights = torch.cat([q @ k.mT, sinks.expand(B, H, M, 1)], -1).softmax(-1)
+    return weights[..., :-1] @ v, weights[..., -1]
 
 
 @look_alike("unsupported option", *HEADS_FIRST)
