@@ -7,16 +7,30 @@ elsewhere elements are multiplied, and torch promotes. float64 is never converte
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
+from itertools import combinations
 from typing import Any
 
 import torch
 
 from einops_fast.dtypes import dtype_name
 
+__all__ = [
+    "any_autocast",
+    "autocast_dtype",
+    "every_path",
+    "outside_autocast",
+    "pair_by_pair",
+    "torch_path",
+    "whole_dtype",
+]
+
 #: Whether autocast is on for any device.
 any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
+
+Path = Sequence[Sequence[int]]
 
 _CASTABLE = frozenset({"float16", "bfloat16", "float32"})
 
@@ -40,26 +54,54 @@ def outside_autocast(device_type: str, run: Callable[..., Any], *operands: Any) 
 
 
 def whole_dtype(
-    inputs: Sequence[str], output: str, ones: Sequence[Sequence[bool]], dtypes: Sequence[str], device_type: str
+    inputs: Sequence[str],
+    output: str,
+    ones: Sequence[Sequence[bool]],
+    dtypes: Sequence[str],
+    paths: Iterable[Path],
+    device_type: str,
 ) -> str | None:
     """Return what to convert all operands to, so that the contraction without autocast is torch.einsum's with it.
 
-    ``None`` where there is no such dtype: it takes torch.einsum, or :func:`pair_by_pair`.
+    ``None`` where there is no such dtype: it takes torch.einsum, or :func:`pair_by_pair`. The pairs of ``paths``, which
+    torch may contract, have to agree, but on a GPU, where they don't matter.
     """
     target, first = dtype_name(autocast_dtype(device_type)), dtypes[0]
-    own = first if set(dtypes) == {first} else None
+    alike = set(dtypes) == {first}
     if not _CASTABLE.issuperset(dtypes):
-        return own
+        return first if alike else None
     if device_type != "cpu":
         return target
-    if len(inputs) > 2:
-        return None
+    if len(inputs) == 1:
+        return first
     # What torch sums over: axes of size 1 it leaves to the others.
     summed = [
         {label for label, one in zip(term, sizes, strict=True) if not one} - set(output)
         for term, sizes in zip(inputs, ones, strict=True)
     ]
-    return target if len(inputs) == 2 and summed[0] & summed[1] else own
+    found = set()
+    for path in paths:
+        result, converts = _result(summed, dtypes, path, target)
+        found.add(target if converts and result == target else first if alike and result == first else None)
+    return found.pop() if len(found) == 1 else None
+
+
+def _result(summed: Sequence[set[str]], dtypes: Sequence[str], path: Path, target: str) -> tuple[str, bool]:
+    """The dtype of torch's result, and whether anything on the way to it is converted to ``target``."""
+    left = Counter(label for labels in summed for label in labels)
+    terms, converts = list(zip(summed, dtypes, strict=True)), False
+    for pair in path:
+        (a, of_a), (b, of_b) = (terms[at] for at in sorted(pair))
+        for at in sorted(pair, reverse=True):
+            del terms[at]
+        done = {label for label in a | b if left[label] == (label in a) + (label in b)}
+        left.subtract(a & b)
+        if done & a & b:
+            of_a, converts = target, True
+        else:
+            of_a = of_a if of_a == of_b else "float32"
+        terms.append(((a | b) - done, of_a))
+    return terms[0][1], converts
 
 
 def torch_path(equation: str, shapes: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
@@ -77,6 +119,16 @@ def _found_path(equation: str, shapes: tuple[tuple[int, ...], ...], strategy: st
     find: Any = torch.backends.opt_einsum.get_opt_einsum().contract_path
     found, _ = find(equation, *shapes, shapes=True, optimize=strategy)
     return tuple(tuple(pair) for pair in found)
+
+
+def every_path(count: int) -> Iterator[Path]:
+    """All orders in which so many operands can be contracted."""
+    if count < 2:
+        yield ()
+        return
+    for pair in combinations(range(count), 2):
+        for rest in every_path(count - 1):
+            yield (pair, *rest)
 
 
 def pair_by_pair(einsum: Callable[..., Any], equation: str, operands: Sequence[Any]) -> Any:

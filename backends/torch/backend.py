@@ -20,6 +20,7 @@ from einops_fast.backends.torch.autocast import (
     autocast_dtype,
     outside_autocast,
     pair_by_pair,
+    torch_path,
     whole_dtype,
 )
 from einops_fast.backends.torch.ceilings import aimed_at, kernel_dtypes, target_of
@@ -205,9 +206,11 @@ class TorchBackend(TorchSteps):
         kind = operands[0].device.type
         if numerics.native not in (_AUTOCAST, _TWO_DTYPES) or autocast_dtype(kind) is None:
             return numerics
-        ones = [[size == 1 for size in operand.shape] for operand in operands]
+        shapes = tuple([tuple(operand.shape) for operand in operands])
+        ones = [[size == 1 for size in shape] for shape in shapes]
         dtypes = [dtype_name(operand.dtype) for operand in operands]
-        found = whole_dtype(subscripts.inputs, subscripts.output, ones, dtypes, kind)
+        paths = [torch_path(subscripts.equation, shapes)]
+        found = whole_dtype(subscripts.inputs, subscripts.output, ones, dtypes, paths, kind)
         if found is not None:
             return self._numerics(found, operands, whole=True)
         # Axes of size 1 that stand for longer ones are torch's, as is what it has an error for.

@@ -1,7 +1,6 @@
 """What autocast converts, beside torch.einsum: whatever is drawn, on a CPU in bfloat16."""
 
 import itertools
-from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -10,8 +9,8 @@ from equations import Case, cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from einops_fast import OperandError, fast_einsum
-from einops_fast.backends.torch.autocast import whole_dtype
+from einops_fast import fast_einsum
+from einops_fast.backends.torch.autocast import every_path, torch_path, whole_dtype
 from einops_fast.planning.notation import parse
 
 CASTABLE = ["float32", "bfloat16", "float16"]
@@ -32,22 +31,38 @@ def operands_of(case: Case, dtypes: list[str]) -> list[Any]:
 @pytest.mark.parametrize("reorders", [True, False])
 @settings(max_examples=200)
 @given(problems())
-def test_results_are_those_of_torch(reorders: bool, problem: tuple[Case, list[str]]) -> None:
-    """And where all operands are converted to one dtype, that is the result's."""
+def test_dtypes_are_those_of_torch(reorders: bool, problem: tuple[Case, list[str]]) -> None:
     case, dtypes = problem
     operands = operands_of(case, dtypes)
     subscripts = parse(case.equation, case.ranks)
     ones = [[size == 1 for size in shape] for shape in case.shapes]
-    with suppress(RuntimeError, OperandError):
-        fast_einsum(case.equation, *operands)  # a plan of this call would give another dtype
+    asked = [*subscripts.inputs], subscripts.output, ones, dtypes
     with torch.backends.opt_einsum.flags(enabled=reorders), torch.autocast("cpu", torch.bfloat16):
+        path = torch_path(subscripts.equation, case.shapes)
+        found = whole_dtype(*asked, [path], "cpu")
+        assert whole_dtype(*asked, every_path(len(operands)), "cpu") in (found, None)
         try:
             wanted = torch.einsum(subscripts.equation, *operands)
-        except RuntimeError:  # two dtypes that it neither converts nor promotes
+        except RuntimeError:
             assert len(set(dtypes)) > 1
             return
-        found = whole_dtype([*subscripts.inputs], subscripts.output, ones, dtypes, "cpu")
-        assert found in (None, str(wanted.dtype).removeprefix("torch."))
+    if found is not None:
+        assert str(wanted.dtype) == f"torch.{found}"
+        converted = torch.einsum(subscripts.equation, *[each.to(wanted.dtype) for each in operands])
+        torch.testing.assert_close(converted, wanted, rtol=5e-2, atol=5e-2)
+
+
+@settings(max_examples=200)
+@given(problems())
+def test_results_are_those_of_torch(problem: tuple[Case, list[str]]) -> None:
+    case, dtypes = problem
+    operands = operands_of(case, dtypes)
+    equation = parse(case.equation, case.ranks).equation
+    with torch.autocast("cpu", torch.bfloat16):
+        try:
+            wanted = torch.einsum(equation, *operands)
+        except RuntimeError:  # two dtypes that it neither converts nor promotes
+            return
         torch.testing.assert_close(fast_einsum(case.equation, *operands), wanted, rtol=5e-2, atol=5e-2)
 
 
@@ -84,7 +99,7 @@ def test_all_operands_are_converted_on_cuda(equation: str, dtypes: list[str], wa
         torch.set_autocast_enabled("cuda", True)
         torch.set_autocast_dtype("cuda", torch.float16)
         ones = [[False] * len(term) for term in terms]
-        assert whole_dtype(terms, output, ones, dtypes, "cuda") == wanted
+        assert whole_dtype(terms, output, ones, dtypes, every_path(len(terms)), "cuda") == wanted
     finally:
         torch.set_autocast_enabled("cuda", before[0])
         torch.set_autocast_dtype("cuda", before[1])

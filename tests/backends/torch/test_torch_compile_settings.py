@@ -15,19 +15,19 @@ from einops_fast.runtime.tuning import current_mode
 
 # ---- autocast
 
-# By what autocast does: everything is converted, nothing is, and torch's own einsum is called, as of three on a CPU.
+# By what autocast does: everything is converted, nothing is, and torch's own einsum is called.
 AUTOCAST = [
     ("ij,jk->ki", ["float32", "float32"], True),
     ("ij,jk->ki", ["bfloat16", "float32"], True),
     ("ij,jk->ki", ["float16", "float16"], True),
     ("ij,jk->ki", ["float64", "float64"], True),
-    ("ij,jk,kl->il", ["float64"] * 3, True),
-    ("ij,jk,kl->il", ["float32"] * 3, False),
-    ("bi,bij,bj->b", ["float32", "bfloat16", "float32"], False),
+    ("ij,jk,kl->il", ["float32"] * 3, True),
+    ("bi,bij,bj->b", ["float32", "bfloat16", "float32"], True),
     ("bi,b->bi", ["bfloat16", "bfloat16"], True),
     ("bi,b->bi", ["float32", "float32"], True),
     ("bi,b->bi", ["bfloat16", "float32"], False),
     ("ijj,jk->ik", ["float32", "float32"], True),
+    ("i,ij,kj->ik", ["float32"] * 3, None),  # what comes of it depends on the order of the pairs
 ]
 
 
@@ -35,7 +35,7 @@ AUTOCAST = [
 @pytest.mark.parametrize(
     ("equation", "dtypes", "ours", "dynamic"), [*((*case, False) for case in AUTOCAST), (*AUTOCAST[0], True)]
 )
-def test_autocast_in_a_compiled_call(equation: str, dtypes: list[str], ours: bool, dynamic: bool) -> None:
+def test_autocast_in_a_compiled_call(equation: str, dtypes: list[str], ours: bool | None, dynamic: bool) -> None:
     def call(*operands: Any) -> Any:
         with torch.autocast("cpu", torch.bfloat16):
             return fast_einsum(equation, *operands)
@@ -46,7 +46,8 @@ def test_autocast_in_a_compiled_call(equation: str, dtypes: list[str], ours: boo
     got, called = compiled(call, *operands, dynamic=dynamic)
     with torch.autocast("cpu", torch.bfloat16):
         torch.testing.assert_close(got, torch.einsum(equation, *operands), rtol=2e-2, atol=2e-2)
-    assert called.count("einops_fast.einsum") == ours
+    if ours is not None:
+        assert called.count("einops_fast.einsum") == ours
 
 
 @pytest.mark.usefixtures("everywhere")
@@ -59,7 +60,7 @@ def test_a_training_step_under_autocast_has_the_operator(around: bool) -> None:
     def step(einsum: Einsum, x: Any, w: Any, v: Any) -> Any:
         with nullcontext() if around else torch.autocast("cpu", torch.bfloat16):
             hidden = einsum("bi,ij->bj", x, w).relu()
-            return einsum("bj,jk->bk", hidden, v).float().square().mean()
+            return einsum("bj,bj,jk->bk", hidden, hidden, v).float().square().mean()
 
     counts = []
 
