@@ -17,6 +17,7 @@ from einops_fast.planning.notation import Subscripts, bind_sizes
 from einops_fast.planning.path import Path, candidate_paths, check_optimize, explicit_path
 from einops_fast.planning.steps import Step
 from einops_fast.planning.target import Numerics, Operand, Target
+from einops_fast.planning.templates import filled_in
 from einops_fast.record import Record
 
 if TYPE_CHECKING:
@@ -67,6 +68,10 @@ def make_plan(
     shapes = [operand.shape for operand in operands]
     sizes = bind_sizes(subscripts, shapes)
     check_optimize(optimize, len(operands))
+    if len(operands) == 2:
+        known = filled_in(subscripts, sizes, operands, target, numerics)
+        if known is not None:
+            return Plan(subscripts, sizes, tuple(operands), target, numerics, ((0, 1),), known)
 
     def plan(path: Path, otherwise: Path = ()) -> Plan:
         steps = Lowering(subscripts, sizes, target, numerics).run(operands, path, otherwise)

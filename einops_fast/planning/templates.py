@@ -1,0 +1,153 @@
+"""Steps of pairs that differ in their sizes alone: made once, for sizes that are primes, and filled in with others.
+
+Where two operands lie without gaps, it follows from the equation and the order of their axes in memory how a GEMM reads
+them, whatever the sizes are. And in steps made for sizes that are primes, each number tells the axes that it is the
+product of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from math import prod
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+from einops_fast.planning.cost import Product, gemm_seconds, multiply_seconds
+from einops_fast.planning.layout import contiguous_in_order, contiguous_strides
+from einops_fast.planning.lowering import Lowering
+from einops_fast.planning.notation import Subscripts
+from einops_fast.planning.steps import Fused, Gemm, Step, View
+from einops_fast.planning.target import Numerics, Operand, Target
+from einops_fast.record import Record
+
+__all__ = ["filled_in"]
+
+_PRIMES = [number for number in range(1009, 1409, 2) if all(number % odd for odd in range(3, 38, 2))]
+"""Sizes, above all other numbers in steps: places of axes, and slots."""
+
+
+def filled_in(
+    subscripts: Subscripts, sizes: Mapping[str, int], operands: Sequence[Operand], target: Target, numerics: Numerics
+) -> tuple[Step, ...] | None:
+    """The steps for two operands, as :func:`~einops_fast.planning.lowering.lower` makes them.
+
+    Returns:
+        ``None`` where they follow from the sizes, too: unless a GEMM computes the pair, without a copy.
+    """
+    one, two = operands
+    dtype = numerics.compute
+    if one.dtype != dtype or two.dtype != dtype:
+        return None
+    orders = _order(one), _order(two)
+    if None in orders:
+        return None
+    template = _template(subscripts, orders, target, numerics)
+    if template is None:
+        return None
+    extents = [prod([sizes[label] for label in labels]) for labels in template.extents]
+    batch, m, n, k = extents
+    elements, on = (batch * m * k, batch * k * n, batch * m * n), target.ceilings
+    product = Product(batch, m, n, k)
+    if gemm_seconds(product, 1, dtype, on) > multiply_seconds(product.full, elements, True, dtype, on):
+        return None
+    return template.make([prod([sizes[label] for label in labels]) for labels in template.products])
+
+
+def _order(operand: Operand) -> tuple[int, ...] | None:
+    """The axes, slowest first, of an array without gaps; ``None`` for others, and where an axis has size 0 or 1."""
+    shape, strides = operand.shape, operand.strides
+    if len(shape) < 2 or min(shape) < 2:
+        return None
+    if strides == contiguous_strides(shape):
+        return ()
+    order = tuple(sorted(range(len(shape)), key=strides.__getitem__, reverse=True))
+    return order if strides == contiguous_in_order(shape, order) else None
+
+
+class _Template(NamedTuple):
+    """Steps whose sizes are left open."""
+
+    extents: tuple[str, str, str, str]  # labels of the batch, rows, columns and contracted axes
+    products: tuple[str, ...]  # the labels whose sizes make up each number
+    make: Callable[[Sequence[int]], tuple[Step, ...]]  # makes the steps of these numbers
+
+
+@lru_cache(maxsize=1024)
+def _template(
+    subscripts: Subscripts, orders: tuple[tuple[int, ...], ...], target: Target, numerics: Numerics
+) -> _Template | None:
+    (left, right), output = subscripts.inputs, subscripts.output
+    every = dict.fromkeys(left + right)
+    batch, rows, columns, contracted = [
+        "".join([label for label in every if (label in left, label in right, label in output) == role])
+        for role in ((True, True, True), (True, False, True), (False, True, True), (True, True, False))
+    ]
+    in_turn = ["".join([label for label in output if label in group]) for group in (batch, rows, columns)]
+    plain = output in (in_turn[0] + in_turn[1] + in_turn[2], in_turn[0] + in_turn[2] + in_turn[1])
+    fastest = [term[order[-1] if order else -1] for term, order in zip((left, right), orders, strict=True)]
+    if (
+        not (rows and columns and contracted and plain)
+        or len(every) < len(batch + rows + columns + contracted)
+        or len(set(left)) < len(left) or len(set(right)) < len(right)
+        or len(every) > len(_PRIMES)
+        or (fastest[0] == fastest[1] and fastest[0] in batch)
+        or numerics.native or not numerics.gemm or numerics.widens or numerics.compute != numerics.result
+        or target.any_size or target.in_order or target.memory or not target.strided
+    ):  # fmt: skip
+        return None
+    sizes = dict(zip(every, _PRIMES, strict=False))
+    shapes = [tuple([sizes[label] for label in term]) for term in (left, right)]
+    operands = [
+        Operand(shape, contiguous_in_order(shape, order or range(len(shape))), numerics.compute)
+        for shape, order in zip(shapes, orders, strict=True)
+    ]
+    steps = Lowering(subscripts, sizes, target, numerics).run(operands, ((0, 1),))
+    extents = tuple([prod([sizes[label] for label in group]) for group in (batch, rows, columns, contracted)])
+    if not _is_one_product(steps, extents, target):
+        return None
+    products: dict[str, int] = {}
+    make = _maker(steps, {size: label for label, size in sizes.items()}, products)
+    return _Template((batch, rows, columns, contracted), tuple(products), make) if make else None
+
+
+def _is_one_product(steps: tuple[Step, ...], extents: tuple[int, ...], target: Target) -> bool:
+    """Whether steps are one GEMM that reads both operands where they lie, and perhaps a view of its result."""
+    first = steps[0]
+    if isinstance(first, Fused):
+        return len(steps) == 1 and _is_one_product(first.library, extents, target)
+    if not isinstance(first, Gemm) or first.left.moves or first.right.moves:
+        return False
+    batch, rows, columns, contracted = extents
+    if (prod(first.batch), {first.m, first.n}, first.k) != (batch, {rows, columns}, contracted):
+        return False  # some rows or columns became a batch
+    if first.buffer is not None and len(first.batch) > target.batch_axes:
+        return False  # it is looped over
+    return all(isinstance(step, View) and not step.how.moves for step in steps[1:])
+
+
+def _maker(value: Any, labels: Mapping[int, str], products: dict[str, int]) -> Callable[[Sequence[int]], Any] | None:
+    """Return what makes a part of steps of the numbers that it holds, each a product; ``None`` if it holds none.
+
+    Args:
+        value: the part.
+        labels: by size.
+        products: the place of each number, by the labels that it is the product of; new ones are added.
+    """
+    if type(value) is int and value >= _PRIMES[0]:
+        factors = "".join([label for size, label in labels.items() if value % size == 0])
+        return itemgetter(products.setdefault(factors, len(products)))
+    if not isinstance(value, tuple):
+        return None
+    makers = [_maker(each, labels, products) for each in value]
+    if not any(makers):
+        return None
+    parts = [maker or _always(each) for maker, each in zip(makers, value, strict=True)]
+    if isinstance(value, Record):
+        kind = type(value)
+        return lambda numbers: kind(*[part(numbers) for part in parts])
+    return lambda numbers: tuple([part(numbers) for part in parts])
+
+
+def _always(value: Any) -> Callable[[Sequence[int]], Any]:
+    return lambda numbers: value
