@@ -12,8 +12,6 @@ from einops_fast.einsum import fast_einsum, with_sizes
 from einops_fast.errors import OperandError
 from einops_fast.runtime.tracing import is_tracing
 
-__all__ = ["accumulated"]
-
 
 def accumulated(beta: Any, operands: Sequence[Any], out: Any, sizes: Mapping[str, Any], options: dict[str, Any]) -> Any:
     """Return ``out`` with ``beta`` times itself and the result of a call of these options in it.

@@ -5,11 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, Protocol, TypedDict, TypeVar
 
-__all__ = [
-    "Alignment", "Array", "ArrayT", "AttentionOptions", "Autotune", "Casting", "Causal", "Framework", "Layout",
-    "Nested", "Order", "Precision", "Reduction",
-]  # fmt: skip
-
 
 class Array(Protocol):
     """An array of any framework."""

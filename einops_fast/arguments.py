@@ -13,20 +13,6 @@ from einops_fast.foreign import is_foreign, takes_numpy_functions, takes_torch_f
 from einops_fast.planning.notation import Subscripts, parse, parse_interleaved
 from einops_fast.runtime.tracing import is_tracing
 
-__all__ = [
-    "CASTINGS",
-    "Call",
-    "hashable",
-    "is_dispatched",
-    "is_handed_over",
-    "known_backend",
-    "label_list",
-    "own_arrays",
-    "read_call",
-    "read_options",
-    "reshaped",
-]
-
 _ORDERS = ("C", "F", "A", "K")
 CASTINGS: tuple[str, ...] = get_args(Casting)
 

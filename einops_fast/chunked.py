@@ -14,8 +14,6 @@ from einops_fast.errors import OperandError
 from einops_fast.planning.notation import bind_sizes
 from einops_fast.planning.path import candidate_paths
 
-__all__ = ["chunked_einsum", "has_chunks"]
-
 _GROWTH = 4
 """How many times the larger operand's block one of the result may have, or Dask's ``array.chunk-size`` if that is more;
 then operands get smaller blocks."""

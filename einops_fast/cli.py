@@ -24,8 +24,6 @@ from einops_fast.patching.patch import FUNCTIONS
 from einops_fast.planning.cost import ITEM_SIZES
 from einops_fast.tune.command import add_to as add_tune
 
-__all__ = ["main"]
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command ``einops-fast``, which is also ``python -m einops_fast``.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["FLOATS", "dtype_name"]
-
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 """What our kernels compute in."""
 

@@ -37,8 +37,6 @@ from einops_fast.runtime.traced import call_traced
 from einops_fast.runtime.tuning import is_reproducible
 from einops_fast.vocabulary import no_argument
 
-__all__ = ["compile_call", "fast_einsum", "plan_arguments", "plan_call", "result_at_once", "with_sizes"]
-
 
 @overload
 def fast_einsum(

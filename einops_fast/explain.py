@@ -19,8 +19,6 @@ from einops_fast.runtime.settings import settings
 if TYPE_CHECKING:
     from einops_fast.explanation import Explanation
 
-__all__ = ["example_arrays", "explain", "explain_shapes"]
-
 
 def explain(
     *operands: Any,

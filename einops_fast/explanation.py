@@ -14,8 +14,6 @@ from einops_fast.planning.plan import Plan
 from einops_fast.planning.slicing import Slicing
 from einops_fast.planning.steps import Arrange, Cast, Contraction, Fused, Gemm, Multiply, Native, Step, Sum, View
 
-__all__ = ["Explanation", "StepReport", "explanation_of", "scaled"]
-
 
 @dataclass(frozen=True)
 class StepReport:

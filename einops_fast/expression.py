@@ -25,8 +25,6 @@ from einops_fast.runtime.settings import settings, settings_hold
 from einops_fast.runtime.tracing import is_tracing
 from einops_fast.vocabulary import no_argument
 
-__all__ = ["ContractExpression", "contract_expression"]
-
 _MOST_RUNS = 64
 
 # How to see whether torch.compile is tracing; then whether operands are like those of the last call, and the plan.

@@ -15,16 +15,6 @@ from einops_fast.errors import OperandError
 if TYPE_CHECKING:
     from einops_fast.arguments import Call
 
-__all__ = [
-    "dispatch",
-    "hand_over",
-    "is_foreign",
-    "refuse_foreign",
-    "refuse_stand_in",
-    "takes_numpy_functions",
-    "takes_torch_functions",
-]
-
 _CONVERSIONS = ("__array__", "__array_interface__", "__array_struct__", "__array_function__")
 
 _HOOKS = ("__array_function__", "__array_ufunc__")

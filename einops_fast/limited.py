@@ -38,8 +38,6 @@ from einops_fast.runtime.plan_cache import emptied_with_plans, keep
 from einops_fast.runtime.settings import settings
 from einops_fast.runtime.tracing import is_tracing
 
-__all__ = ["Pieces", "answer", "einsum_within", "in_slices", "slicing_of"]
-
 _UNASKED = 16.0
 """How many times the FLOPs pieces that nobody asked for may take; with more, memory has run out."""
 

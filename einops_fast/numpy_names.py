@@ -9,8 +9,6 @@ from einops_fast.annotations import ArrayT
 from einops_fast.einsum import fast_einsum
 from einops_fast.errors import EinsumError
 
-__all__ = ["tensordot", "transpose"]
-
 
 def tensordot(a: ArrayT, b: ArrayT, axes: Any = 2) -> ArrayT:
     """Return what NumPy's ``tensordot`` returns, by :func:`einops_fast.fast_einsum`."""

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["PRIVATE_NAMES", "TESTED", "PrivateNames"]
-
 TESTED = {
     "cupy": ("14.2",),
     "mxnet": ("2.0.0b1",),

@@ -10,8 +10,6 @@ from collections.abc import Callable
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
-__all__ = ["Record"]
-
 R = TypeVar("R", bound="Record")
 
 if TYPE_CHECKING:

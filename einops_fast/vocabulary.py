@@ -9,8 +9,6 @@ from typing import Any
 
 from einops_fast.errors import OperandError
 
-__all__ = ["check_names", "closest", "names_of", "no_argument", "tell_names"]
-
 _SYNONYMS = """
 causal is_causal | mask attn_mask attention_mask | bias attn_bias beta | weight gamma | scale scaling softmax_scale
 | dropout_p p dropout attn_pdrop attention_probs_dropout_prob attn_dropout attention_dropout dropout_rate

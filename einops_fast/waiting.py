@@ -13,8 +13,6 @@ from einops_fast.planning.layout import reach
 from einops_fast.runtime.new_shapes import USUAL, Like, by_question
 from einops_fast.runtime.tuning import autotune
 
-__all__ = ["wait_for_kernels"]
-
 _ROUNDS = 3
 """Of calls with made-up operands: gradients of those of one round are planned in the next."""
 

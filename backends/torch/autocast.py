@@ -17,16 +17,6 @@ import torch
 
 from einops_fast.dtypes import dtype_name
 
-__all__ = [
-    "any_autocast",
-    "autocast_dtype",
-    "every_path",
-    "outside_autocast",
-    "pair_by_pair",
-    "torch_path",
-    "whole_dtype",
-]
-
 #: Whether autocast is on for any device.
 any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
 

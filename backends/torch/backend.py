@@ -55,8 +55,6 @@ from einops_fast.runtime.precision import allowed, settled
 from einops_fast.runtime.tracing import ask_torch
 from einops_fast.runtime.tuning import current_mode, is_reproducible, unchecked_mode
 
-__all__ = ["TorchBackend", "fp32_precision", "kernel_dtypes"]
-
 # From torch 2.9 on, reading the older setting is an error once the newer one was used.
 _matmul_precision: Callable[[str, str], str] | None = getattr(torch._C, "_get_fp32_precision_getter", None)
 # What torch says of products of float32, in its own words.

@@ -27,8 +27,6 @@ from einops_fast.runtime.planner import planner
 from einops_fast.runtime.tiers import Problem, Run, Tiers
 from einops_fast.runtime.tuning import autotune
 
-__all__ = ["CallProblem", "FirstCalls", "differentiate", "meta_like", "sample_like"]
-
 _MEMORY = TorchMemory()
 
 _exhausted = TorchMemory.exhausted

@@ -16,9 +16,6 @@ from einops_fast.errors import EinsumError, OperandError, SubscriptsError
 from einops_fast.foreign import refuse_stand_in
 from einops_fast.runtime.tracing import is_tracing
 
-__all__ = ["read_call"]
-
-
 _FURTHER = "bias", "mask", "alibi_slopes", "sinks", "cache_seqlens", "block_table"
 """Arrays, each perhaps with its own pattern."""
 

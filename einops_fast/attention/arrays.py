@@ -9,8 +9,6 @@ from typing import Any, ClassVar
 
 from einops_fast.einsum import fast_einsum
 
-__all__ = ["Arrays", "arrays_of", "merge_batch"]
-
 
 class Arrays:
     """Arrays of a namespace ``xp`` with NumPy's functions."""

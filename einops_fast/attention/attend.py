@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
     from einops_fast.annotations import AttentionOptions
 
-__all__ = ["attend", "attend_traced", "attention", "known", "own_call", "plan_of"]
-
 _SIDES = frozenset({int, type(None)})
 """What windows, and their sides, are in calls that are kept by their words: what is in an array may change."""
 

@@ -13,8 +13,6 @@ from typing import Any
 from einops_fast.attention.pattern import PACKED, Pattern, letters_of, spelled
 from einops_fast.errors import ShapeError, SubscriptsError
 
-__all__ = ["Axes", "View", "bind_axes", "seen"]
-
 # Axes that nobody named: of packed sequences, and of the only query.
 _SEQUENCES, _ONE_QUERY = "#", "?"
 

@@ -13,8 +13,6 @@ from einops_fast.runtime.plan_cache import emptied_with_plans, keep
 if TYPE_CHECKING:
     from einops_fast.attention.prepare import Plan
 
-__all__ = ["Decision", "Undecided", "choose", "is_refusal", "refusals", "remember_refusal", "warn_of_refusals"]
-
 _NO_REFUSALS = (
     "out of memory",
     "allocate memory",

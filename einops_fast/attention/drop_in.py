@@ -20,8 +20,6 @@ from einops_fast.runtime.tracing import is_tracing
 from einops_fast.runtime.tuning import unchecked_mode
 from einops_fast.vocabulary import no_argument
 
-__all__ = ["scaled_dot_product_attention"]
-
 _PLAIN = "... i d, ... j d, ... j e -> ... i e"
 _NAME = "scaled_dot_product_attention"
 _GROUPED = "... h i d, ... g j d, ... g j e -> ... h i e"

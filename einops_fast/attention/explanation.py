@@ -25,8 +25,6 @@ from einops_fast.explanation import scaled
 from einops_fast.planning.cost import Ceilings
 from einops_fast.vocabulary import check_names
 
-__all__ = ["AttentionExplanation", "explain_attention"]
-
 
 @dataclass(frozen=True)
 class AttentionExplanation:

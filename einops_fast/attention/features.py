@@ -11,8 +11,6 @@ from typing import Any
 from einops_fast.attention.registry import Implementation, implementation, registered_implementations
 from einops_fast.attention.spec import AttentionSpec
 
-__all__ = ["feature_table"]
-
 _BOTH, _FORWARD, _NEITHER, _ABSENT = "yes", "forward", "–", "?"
 
 _BASE = AttentionSpec(

@@ -19,8 +19,6 @@ from einops_fast.runtime.measuring import ATTENTION, record_of, time_runs
 if TYPE_CHECKING:
     from einops_fast.backends.torch.attention.implementations.clock import TorchClock
 
-__all__ = ["choose_by_time", "problem_class"]
-
 _SLOW_MARGIN = {"auto": 1.2, "always": 8.0}
 """How many times the best prediction an implementation that takes many seconds to begin may be predicted to take and
 still be measured, by mode."""

@@ -8,8 +8,6 @@ from contextvars import ContextVar
 from einops_fast.errors import EinsumError
 from einops_fast.runtime.blocks import Setting, holding
 
-__all__ = ["current_score_memory", "score_memory"]
-
 _VARIABLE = "EINOPS_FAST_SCORE_MEMORY"
 _USUAL = 256 << 20
 _text = os.environ.get(_VARIABLE) or str(_USUAL)

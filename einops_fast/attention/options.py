@@ -13,8 +13,6 @@ from typing import Any, NamedTuple
 from einops_fast.errors import EinsumError, OperandError
 from einops_fast.runtime.tracing import is_tracing
 
-__all__ = ["Options", "Request", "count", "plain_options", "whole_number"]
-
 _FAR = 2**31 - 1
 """As many positions as no array has: any window beyond is as good."""
 

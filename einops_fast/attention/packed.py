@@ -8,8 +8,6 @@ from typing import Any
 
 from einops_fast.runtime.tracing import is_tracing
 
-__all__ = ["apart", "views"]
-
 
 def apart(packed: Any, axis: int, sizes: Sequence[int] | None = None) -> tuple[Any, ...]:
     """Return views of an array's parts along an axis: of these sizes, or without the axis, one for each position.

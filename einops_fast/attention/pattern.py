@@ -24,17 +24,6 @@ from itertools import chain
 from einops_fast.errors import EinsumError, ShapeError, SubscriptsError, point_at
 from einops_fast.planning.notation import parse
 
-__all__ = [
-    "PACKED",
-    "Layout",
-    "Pattern",
-    "checked_sequence",
-    "letters_of",
-    "read_layout",
-    "read_pattern",
-    "spelled",
-]
-
 PACKED = "packed"
 """What patterns of further arrays call the axis that counts packed sequences, which the pattern doesn't have."""
 

@@ -8,8 +8,6 @@ from math import prod
 from einops_fast.attention.spec import AttentionSpec
 from einops_fast.planning.cost import ITEM_SIZES, Ceilings
 
-__all__ = ["attention_bytes", "attention_flops", "fused_seconds", "gradient_flops", "unfused_seconds"]
-
 _BACKWARD = 2.5
 """FLOPs of the backward over those of the forward: five products in place of two."""
 

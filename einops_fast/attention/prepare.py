@@ -17,8 +17,6 @@ from einops_fast.dtypes import FLOATS, dtype_name
 from einops_fast.errors import EinsumError, OperandError, ShapeError
 from einops_fast.runtime.tracing import is_tracing
 
-__all__ = ["INTEGERS", "Plan", "check_options", "make_plan"]
-
 _CAPS = 1e-30, 1e30
 """A lower softcap leaves nothing of scores, a higher one all; what is computed on the way are numbers of float32's."""
 

@@ -21,8 +21,6 @@ from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.errors import OperandError, ShapeError
 from einops_fast.planning.cost import ITEM_SIZES, Ceilings
 
-__all__ = ["Math", "allowed_keys", "canonical_operands", "distance", "reference_attention"]
-
 _LIVE = 4
 """Arrays of the size of the scores that are there at a time."""
 

@@ -21,19 +21,6 @@ from einops_fast.vocabulary import closest
 if TYPE_CHECKING:
     from einops_fast.attention.prepare import Plan
 
-__all__ = [
-    "Implementation",
-    "Prepared",
-    "allowed_names",
-    "attention_backend",
-    "candidates",
-    "implementation",
-    "none_left",
-    "register_implementation",
-    "registered_implementations",
-    "unchecked_names",
-]
-
 
 class Prepared(NamedTuple):
     """What makes the caller's result in calls of one kind."""

@@ -17,8 +17,6 @@ from einops_fast.attention.torch_state import not_ours
 from einops_fast.errors import EinsumError
 from einops_fast.observing import observers
 
-__all__ = ["CUDA_KEYS", "AttentionReplacement"]
-
 _OPERATOR = "scaled_dot_product_attention"
 CUDA_KEYS = ("AutogradCUDA", "CUDA")
 """What torch dispatches calls on CUDA tensors by, with and without gradients."""

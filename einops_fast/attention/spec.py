@@ -13,8 +13,6 @@ from typing import Any
 
 from einops_fast.annotations import Alignment
 
-__all__ = ["AttentionInputs", "AttentionSpec"]
-
 
 @dataclass(frozen=True)
 class AttentionSpec:

@@ -12,22 +12,6 @@ from einops_fast.errors import OperandError, ShapeError
 from einops_fast.runtime.autocast import autocasts
 from einops_fast.runtime.tuning import is_reproducible
 
-__all__ = [
-    "ask_torch",
-    "autocast",
-    "causal_of",
-    "derivatives",
-    "deterministic",
-    "hides_values",
-    "is_strict",
-    "not_ours",
-    "on_cuda",
-    "plain_mask",
-    "refuse_layouts",
-    "seed_for",
-]
-
-
 #: Whether torch is set to warn or raise where something needn't give the same bits on every run; no, before there are
 #: tensors. Look it up in this module each time.
 is_strict: Callable[[], bool] = bool

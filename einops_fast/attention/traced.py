@@ -18,8 +18,6 @@ from einops_fast.attention.registry import Implementation, implementation
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.attention.torch_state import seed_for
 
-__all__ = ["known_call", "known_kinds", "known_options", "known_plan", "may_be_known"]
-
 Kinds = tuple[tuple[str, tuple[int, ...], tuple[int, ...], Any, Any], ...]
 """Of each array its name, shape, strides if it is one of q, k and v, dtype and device."""
 

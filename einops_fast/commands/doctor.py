@@ -29,8 +29,6 @@ from einops_fast.einsum import fast_einsum
 from einops_fast.observing.tables import print_table
 from einops_fast.runtime import disk_cache
 
-__all__ = ["doctor"]
-
 Finding = tuple[str, str, str]  # what was looked at, its state (ok, missing, too old or failed), and words
 
 _SCORES, _ATTENTION = "b i h d, b j h d -> b h i j", "b i h d, b j h d, b j h e -> b i h e"

@@ -15,8 +15,6 @@ from einops_fast.commands.parser import numbers
 from einops_fast.errors import EinsumError
 from einops_fast.explain import example_arrays, explain_shapes
 
-__all__ = ["explain"]
-
 _ARRAYS = {"bias": "", "mask": "bool", "alibi_slopes": "float32", "sinks": "float32"}
 """Further arrays of attention of which shapes say all, and their dtypes."""
 

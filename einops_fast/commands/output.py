@@ -7,8 +7,6 @@ import os
 import sys
 from typing import Any
 
-__all__ = ["EXTRAS", "print_json", "print_marked", "refuse"]
-
 EXTRAS = {"torch": "torch", "triton": "triton", "cupy": "cupy", "mxnet": "mxnet", "rich": "cli", "shtab": "cli"}
 """Optional packages, and the extras that install them."""
 

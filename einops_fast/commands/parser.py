@@ -8,8 +8,6 @@ from typing import Any, NoReturn
 
 from einops_fast.vocabulary import closest
 
-__all__ = ["Parser", "numbers"]
-
 
 class Parser(argparse.ArgumentParser):
     """A parser of one command, or of all."""

@@ -17,8 +17,6 @@ from typing import Any
 
 from einops_fast.errors import EinsumError
 
-__all__ = ["prepared", "split"]
-
 _FLAGS = "-m", "-c"
 
 

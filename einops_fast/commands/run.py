@@ -19,8 +19,6 @@ from einops_fast.observing.ending import at_end
 from einops_fast.observing.observers import profile
 from einops_fast.patching.patch import patch
 
-__all__ = ["run"]
-
 
 def run(options: argparse.Namespace, program: Sequence[str]) -> int:
     """Run a program, and return the exit status, if the program ends without one."""

@@ -15,8 +15,6 @@ from einops_fast.observing.tables import print_table
 from einops_fast.runtime import disk_cache
 from einops_fast.tune.bundle import bring_in
 
-__all__ = ["cache", "device", "metrics"]
-
 _LONGEST = 86400
 """Seconds that nothing takes that was measured: whatever the file says, more are no time."""
 

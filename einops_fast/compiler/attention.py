@@ -29,8 +29,6 @@ from einops_fast.compiler.sinks import axis_without_last, beside_sinks
 from einops_fast.compiler.softmax import LAST_STEPS, Quotient, Softmax, largest_of, logs_of, quotient_of, softmax_of
 from einops_fast.compiler.views import broadcast, is_cast, permutation_of, seen_through
 
-__all__ = ["Reader", "match_attention"]
-
 _BETWEEN = frozenset(
     "dropout to type_as type float half bfloat16 double contiguous clone detach reshape flatten unflatten expand "
     "permute transpose t getattr movedim unsqueeze squeeze getitem einsum mul div masked_fill where nan_to_num".split()

@@ -19,8 +19,6 @@ from einops_fast.compiler.nest import Dims, Label, expanded
 from einops_fast.compiler.nodes import dtype_of
 from einops_fast.compiler.safety import check_dtypes, is_differentiated
 
-__all__ = ["Attention", "Mask"]
-
 
 class Mask(NamedTuple):
     """A mask of scores."""

@@ -10,8 +10,6 @@ import torch
 from einops_fast.compiler.rewriting import rewritten
 from einops_fast.errors import EinsumError
 
-__all__ = ["einops_fast_backend", "next_backend"]
-
 _OF_DYNAMO = ("guard_filter_fn", "use_aoti")
 """Options that ``torch.compile`` takes for itself."""
 

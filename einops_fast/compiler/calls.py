@@ -12,8 +12,6 @@ from einops_fast.attention.attend import attend, attend_traced
 from einops_fast.attention.options import Options
 from einops_fast.backends.torch.types import is_traced
 
-__all__ = ["ABSORBS", "call_attention", "call_linear_cross_entropy"]
-
 ABSORBS = -1e9
 """A number beside which scores and biases are rounded away."""
 

@@ -26,8 +26,6 @@ from einops_fast.compiler.nodes import dtype_of, name_of, shape_of
 from einops_fast.compiler.safety import is_differentiated
 from einops_fast.compiler.views import seen_through
 
-__all__ = ["match_chain"]
-
 _CLEARLY = sympy.Rational(6, 5)
 """A new order has at most this fraction of the program's multiplications."""
 

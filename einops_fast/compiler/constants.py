@@ -12,8 +12,6 @@ from torch.fx import Node
 from einops_fast.compiler.memory import is_written
 from einops_fast.compiler.nodes import argument, dtype_of, name_of, shape_of, source_of
 
-__all__ = ["constant_of", "filling_of", "made_like", "rounded", "times_number"]
-
 _OF_NUMBERS: dict[str, Callable[[float], float]] = {
     "neg": lambda number: -number,
     "sqrt": math.sqrt,

@@ -14,8 +14,6 @@ from einops_fast.compiler.nodes import argument, axis_of, expression, name_of, r
 from einops_fast.errors import EinsumError
 from einops_fast.planning.notation import Subscripts, parse
 
-__all__ = ["Product", "is_contraction", "product_of"]
-
 
 class Product(NamedTuple):
     """A contraction of tensors."""

@@ -9,8 +9,6 @@ from typing import Any
 from einops_fast.errors import EinsumError
 from einops_fast.patching.function_body import FunctionBody
 
-__all__ = ["CompileReplacement", "compile"]
-
 
 def compile(
     model: Any = None,

@@ -14,8 +14,6 @@ from einops_fast.compiler.nest import Dims, Label
 from einops_fast.compiler.nodes import argument, dtype_of, name_of, source_of
 from einops_fast.compiler.views import broadcast
 
-__all__ = ["Gain", "gain_of", "gained"]
-
 
 class Gain(NamedTuple):
     """What all scores of a row are multiplied by."""

@@ -11,8 +11,6 @@ from torch.fx import Graph, Node
 from einops_fast.compiler.match import Miss, Read
 from einops_fast.compiler.nest import Dims, Label, expanded
 
-__all__ = ["Layout", "labels_of", "number"]
-
 
 def labels_of(dims: Dims) -> list[Label]:
     """Return the labels of all dimensions in order."""

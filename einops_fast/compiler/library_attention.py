@@ -22,8 +22,6 @@ from einops_fast.compiler.nest import Dim, Dims, Label, fresh
 from einops_fast.compiler.nodes import argument, dtype_of, expression, name_of, shape_of
 from einops_fast.compiler.views import broadcast
 
-__all__ = ["match_library_attention"]
-
 _HALVES = (torch.float16, torch.bfloat16)
 _LEAST_SCORES = 1 << 22
 """In all heads, for which our kernels are sooner ready than the host."""

@@ -18,8 +18,6 @@ from einops_fast.compiler.nest import Dims, Label, fresh
 from einops_fast.compiler.nodes import argument, dtype_of, name_of, shape_of, source_of
 from einops_fast.compiler.views import is_cast, seen_through
 
-__all__ = ["match_loss"]
-
 _MANY = 64 << 20
 """Bytes of logits from which on they aren't made at once."""
 

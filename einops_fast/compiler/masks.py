@@ -19,8 +19,6 @@ from einops_fast.compiler.constants import constant_of, times_number
 from einops_fast.compiler.memory import is_written
 from einops_fast.compiler.nodes import argument, called, dtype_of, name_of, shape_of, source_of
 
-__all__ = ["LARGE", "Band", "band_of", "gate_of", "is_small"]
-
 _FUNCTIONS = frozenset(
     "ones zeros empty full arange ones_like zeros_like empty_like full_like tensor scalar_tensor fill_ triu tril triu_ "
     "tril_ not and or ge gt le lt eq ne where masked_fill masked_fill_ mul add sub rsub neg abs log bool float half "

@@ -10,8 +10,6 @@ from torch.fx import Graph, Node
 
 from einops_fast.compiler.nest import Dims
 
-__all__ = ["Inserted", "Match", "Miss", "Read"]
-
 
 class Miss(Exception):
     """Why something isn't fused, and where; one of :data:`~einops_fast.compiler.report.REASONS`, or empty."""

@@ -13,8 +13,6 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from einops_fast.compiler.nodes import argument, name_of, source_of
 
-__all__ = ["changes_layout", "is_written", "name_what_is_written", "storages_of", "written_by"]
-
 _IN_PLACE = frozenset(f"i{name}" for name in "pow mod floordiv xor lshift rshift matmul concat".split())
 """Operators of Python that write to their first operand, and aren't known by another name."""
 

@@ -13,8 +13,6 @@ import sympy
 
 from einops_fast.compiler.nodes import expression
 
-__all__ = ["Dims", "Label", "expanded", "fresh", "regrouped"]
-
 
 class Label:
     """An axis of a nest."""

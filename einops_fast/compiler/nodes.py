@@ -12,19 +12,6 @@ from torch.fx import Node
 from einops_fast.errors import EinsumError
 from einops_fast.planning.notation import Subscripts, parse
 
-__all__ = [
-    "argument",
-    "axis_of",
-    "called",
-    "dtype_of",
-    "expression",
-    "name_of",
-    "read_einsum",
-    "same_size",
-    "shape_of",
-    "source_of",
-]
-
 _ALIASES = {
     "truediv": "div", "true_divide": "div", "divide": "div", "multiply": "mul", "subtract": "sub", "negative": "neg",
     "swapaxes": "transpose", "swapdims": "transpose", "moveaxis": "movedim", "view": "reshape", "view_as": "reshape_as",

@@ -11,8 +11,6 @@ from typing import Any
 from einops_fast.observing.observers import active
 from einops_fast.observing.tables import plain_table
 
-__all__ = ["REASONS", "Fusion", "FusionLog", "fusions", "tell"]
-
 REASONS = (
     "different loop order",
     "broadcast",

@@ -22,8 +22,6 @@ from einops_fast.compiler.safety import check
 from einops_fast.compiler.small_products import match_small_product
 from einops_fast.errors import EinsumError
 
-__all__ = ["rewritten"]
-
 _PLACE = re.compile(r'File "([^"]+)", line (\d+)')
 
 

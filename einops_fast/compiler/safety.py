@@ -11,8 +11,6 @@ from einops_fast.compiler.match import Match, Miss, Read
 from einops_fast.compiler.memory import is_written, storages_of, written_by
 from einops_fast.compiler.nodes import dtype_of
 
-__all__ = ["check", "check_dtypes"]
-
 
 def check(graph: Graph, match: Match) -> None:
     """Raise :class:`Miss` unless a match can be fused."""

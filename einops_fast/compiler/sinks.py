@@ -12,8 +12,6 @@ from einops_fast.compiler.nodes import argument, name_of, shape_of, source_of
 from einops_fast.compiler.softmax import largest_of
 from einops_fast.compiler.views import broadcast, is_cast
 
-__all__ = ["axis_without_last", "beside_sinks"]
-
 
 def axis_without_last(node: Node) -> int | None:
     """Return the axis along which a node is all of a tensor but the last; ``None`` if it isn't."""

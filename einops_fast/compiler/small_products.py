@@ -19,8 +19,6 @@ from einops_fast.compiler.match import Inserted, Match, Read
 from einops_fast.compiler.nest import Dims, Label, fresh
 from einops_fast.compiler.nodes import dtype_of, name_of, shape_of
 
-__all__ = ["match_small_product"]
-
 _MOST_SUMMED = 7
 """Elements of a sum that inductor unrolls: fewer than its ``unroll_reductions_threshold``."""
 

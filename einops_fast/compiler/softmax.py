@@ -11,8 +11,6 @@ from einops_fast.compiler.nest import Dims, expanded
 from einops_fast.compiler.nodes import argument, axis_of, name_of, shape_of, source_of
 from einops_fast.compiler.views import broadcast, followed
 
-__all__ = ["LAST_STEPS", "Quotient", "Softmax", "largest_of", "logs_of", "quotient_of", "softmax_of"]
-
 LAST_STEPS = ("softmax", "_softmax", "div", "mul", "exp")
 """Functions that a softmax may end with."""
 

@@ -24,8 +24,6 @@ from einops_fast.compiler.nodes import (
     source_of,
 )
 
-__all__ = ["broadcast", "followed", "is_cast", "permutation_of", "seen_through"]
-
 _SAME = ("contiguous", "clone", "alias")
 _CASTS = ("to", "type_as", "type", "float", "half", "bfloat16", "double")
 _RESHAPES = ("reshape", "flatten", "unflatten", "reshape_as", "ravel")

@@ -11,8 +11,6 @@ from einops_fast.errors import EinsumError
 from einops_fast.nn.heads import refuse, what_is_seen
 from einops_fast.ops.self_attention import attention_or_zeros
 
-__all__ = ["register_attention"]
-
 _NAME = "einops_fast"
 _PATTERN = "b h i d, b g j d, b g j e -> b i h e"
 

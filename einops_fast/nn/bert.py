@@ -9,8 +9,6 @@ from torch import Tensor, nn
 from einops_fast.nn.heads import BERT, attend_by_parts, check_features, head_dim_of, refuse
 from einops_fast.ops.checks import check_values
 
-__all__ = ["BertSelfAttention"]
-
 
 class BertSelfAttention(nn.Module):
     """Self-attention with the projections ``query``, ``key`` and ``value`` of the class of this name in transformers.

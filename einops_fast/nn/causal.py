@@ -13,8 +13,6 @@ from einops_fast.nn.heads import check_features, head_dim_of
 from einops_fast.ops.checks import check_values
 from einops_fast.ops.self_attention import attention_or_zeros
 
-__all__ = ["CausalSelfAttention"]
-
 _PATTERN = "b i h d, b j h d, b j h e -> b i h e"
 
 

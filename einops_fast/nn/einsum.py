@@ -14,8 +14,6 @@ from einops_fast.einsum import fast_einsum
 from einops_fast.errors import EinsumError, ShapeError, SubscriptsError
 from einops_fast.planning.compositions import Composition, composed
 
-__all__ = ["Einsum"]
-
 
 class Einsum(nn.Module):
     """:func:`einops_fast.fast_einsum` of an input and a learned weight, and a bias that is added.

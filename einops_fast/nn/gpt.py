@@ -11,8 +11,6 @@ from einops_fast import ops
 from einops_fast.nn.heads import GPT, attend_by_parts, check_features, head_dim_of, refuse
 from einops_fast.ops.checks import check_values
 
-__all__ = ["Conv1D", "GPTAttention"]
-
 
 class Conv1D(nn.Module):
     """A linear layer with the weight as GPT-2 has it: (in_features, out_features).

@@ -14,11 +14,6 @@ from einops_fast.attention.torch_state import plain_mask
 from einops_fast.errors import EinsumError, ShapeError
 from einops_fast.ops.self_attention import attention_or_zeros
 
-__all__ = [
-    "BERT", "GPT", "LLAMA", "Parts", "attend_by_parts", "check_features", "head_dim_of", "refuse",
-    "what_is_seen",
-]  # fmt: skip
-
 _LENGTH_FIRST = "b i h d, b j g d, b j g e -> b i h e"
 _HEADS_FIRST = "b i h d, b g j d, b g j e -> b i h e"
 

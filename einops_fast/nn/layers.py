@@ -18,11 +18,6 @@ from einops_fast.ops.cross_entropy import check_options as check_loss
 from einops_fast.ops.norm import last_sizes
 from einops_fast.ops.softmax import check_dtype, check_options
 
-__all__ = [
-    "CrossEntropyLoss", "DropoutAddLayerNorm", "FusedDropoutBias", "FusedLinear", "LayerNorm", "LogSoftmax", "RMSNorm",
-    "Softmax",
-]  # fmt: skip
-
 
 class LayerNorm(nn.LayerNorm):
     """:class:`torch.nn.LayerNorm` by :func:`einops_fast.ops.layer_norm`: the same arguments and the same state.
@@ -298,7 +293,7 @@ class FusedDropoutBias(nn.Module):
     Args:
         p: probability of dropping an element while training.
         bias_shape: size of the bias, which is that of the last axis; ``None`` for no bias.
-        activation: one of :data:`einops_fast.ops.activation.ACTIVATIONS`; ``None`` for none.
+        activation: one of :data:`einops_fast.ops.checks.ACTIVATIONS`; ``None`` for none.
         device, dtype: of the bias.
 
     Raises:

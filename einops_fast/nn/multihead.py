@@ -17,8 +17,6 @@ from einops_fast.ops.checks import check_values
 from einops_fast.ops.self_attention import attention_or_zeros, head_counts
 from einops_fast.vocabulary import check_names, names_of
 
-__all__ = ["MultiHeadAttention"]
-
 
 class MultiHeadAttention(nn.Module):
     """Attention with projections of queries, keys, values and the result.

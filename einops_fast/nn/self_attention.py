@@ -13,8 +13,6 @@ from einops_fast.nn.heads import head_dim_of
 from einops_fast.ops.checks import check_values
 from einops_fast.ops.self_attention import check_attention_options, head_counts
 
-__all__ = ["QKVSelfAttention"]
-
 
 class QKVSelfAttention(nn.Module):
     """Self-attention by :func:`einops_fast.ops.qkv_self_attention`, and a projection of its result.

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from einops_fast.backends.base import Backend
     from einops_fast.observing.recording import PlanRecord
 
-__all__ = ["KINDS", "Called", "Layout", "of_plan", "tell"]
-
 KINDS = ("einsum", "operator", "attention")
 """What can be called."""
 

@@ -15,8 +15,6 @@ from contextlib import contextmanager
 from functools import cache
 from types import FrameType
 
-__all__ = ["at_end", "at_end_of_children"]
-
 _reports: list[Callable[[], object]] = []
 
 _ATTEMPTS, _PAUSE = 100, 0.05

@@ -15,8 +15,6 @@ from einops_fast.planning.cost import ITEM_SIZES, copy_seconds
 from einops_fast.planning.plan import Plan
 from einops_fast.planning.steps import Arrange, Fused, Gemm, Native, Step, View
 
-__all__ = ["CATEGORIES", "Copy", "category", "copies", "native_steps"]
-
 CATEGORIES = {
     "copy": "an operand is copied into another layout",
     "result": "the result is copied into another layout",

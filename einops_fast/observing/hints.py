@@ -9,8 +9,6 @@ from einops_fast.observing.fallbacks import Copy, copies, native_steps
 from einops_fast.observing.recording import PlanRecord
 from einops_fast.planning.plan import Plan
 
-__all__ = ["hints"]
-
 _MANY_CALLS, _SHORT = 1000, 3e-5
 """From so many calls on, each shorter than this in seconds, the host's time is what counts."""
 

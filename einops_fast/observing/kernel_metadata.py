@@ -7,8 +7,6 @@ from typing import Any
 
 from einops_fast.runtime import disk_cache
 
-__all__ = ["kernel_rows"]
-
 
 def kernel_rows(run: Callable[..., Any], moved: int) -> Iterator[Mapping[str, Any]]:
     """Yield a row for what a step with a choice became, once it has run; nothing for other steps.

@@ -11,8 +11,6 @@ from einops_fast.observing.fallbacks import copies, native_steps
 from einops_fast.observing.kernel_metadata import kernel_rows
 from einops_fast.observing.recording import PlanRecord, Recorder
 
-__all__ = ["MAKERS", "plan_columns"]
-
 Row = Mapping[str, Any]
 
 

@@ -13,8 +13,6 @@ from einops_fast.explanation import scaled
 from einops_fast.metrics import read
 from einops_fast.observing.tables import aligned
 
-__all__ = ["summarize"]
-
 Row = dict[str, str]
 Cell = Callable[[Row], str]
 

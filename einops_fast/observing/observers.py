@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from einops_fast.observing.profile_table import Profile
     from einops_fast.observing.recording import Recorder
 
-__all__ = ["active", "observed", "profile", "recording", "start"]
-
 _active: tuple[Recorder, ...] = ()
 _lock = threading.Lock()
 

@@ -12,8 +12,6 @@ from einops_fast.observing.hints import hints
 from einops_fast.observing.recording import PlanRecord, Recorder
 from einops_fast.observing.tables import aligned
 
-__all__ = ["NativeRow", "Profile", "ProfileRow"]
-
 
 @dataclass(frozen=True)
 class ProfileRow:

@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from time import monotonic
 from typing import Any, Protocol
 
-__all__ = ["Told", "progress"]
-
 _SECONDS = 5.0
 """Between two lines."""
 

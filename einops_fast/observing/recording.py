@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 Program = list[tuple[Callable[..., Any], tuple[int, ...]]]
 """The calls of a plan, each with the slots that it reads."""
 
-__all__ = ["PlanRecord", "Recorder", "Times", "caller", "current_label"]
-
 current_label: ContextVar[str] = ContextVar("einops_fast_label", default="")
 """What the records of calls are tagged with."""
 

@@ -13,8 +13,6 @@ from typing import Any
 
 from einops_fast.errors import EinsumError
 
-__all__ = ["aligned", "lasting", "plain_table", "print_table", "read_table", "rich_table"]
-
 
 def read_table(path: Path) -> list[dict[str, str]]:
     """Return the rows of a file that metrics have written."""

@@ -8,12 +8,10 @@ from typing import Any, Literal, NoReturn
 from einops_fast.annotations import ArrayT
 from einops_fast.dtypes import dtype_name
 from einops_fast.errors import OperandError, ShapeError
-from einops_fast.ops.checks import ACTIVATIONS, check_activation, check_sizes, check_values
+from einops_fast.ops.checks import check_activation, check_sizes, check_values
 from einops_fast.ops.dispatch import computed, function_for
 from einops_fast.runtime.autocast import autocasts
 from einops_fast.vocabulary import no_argument
-
-__all__ = ["ACTIVATIONS", "bias_gelu", "check_layer", "dropout_bias_activation", "linear", "read_linear"]
 
 
 def dropout_bias_activation(
@@ -30,11 +28,12 @@ def dropout_bias_activation(
     Args:
         input: any shape and strides; floating-point.
         bias: one number per element of the last axis.
-        activation: one of :data:`ACTIVATIONS`: ``gelu`` is the exact one (Hendrycks and Gimpel, 2016,
-            https://arxiv.org/abs/1606.08415), ``gelu_tanh`` the approximation there, ``leaky_relu`` has slope 0.01,
-            ``squared_relu`` is that of So et al. (2021, https://arxiv.org/abs/2109.08668), ``smelu`` that of Shamir et
-            al. (2020, https://arxiv.org/abs/2010.09931) with beta 2, ``star_relu`` that of Yu et al. (2022,
-            https://arxiv.org/abs/2210.13452) with 0.8944 and -0.4472, ``silu`` is ``x * sigmoid(x)``.
+        activation: ``gelu`` is the exact one (Hendrycks and Gimpel, 2016, https://arxiv.org/abs/1606.08415),
+            ``gelu_tanh`` the approximation there, ``leaky_relu`` has slope 0.01, ``squared_relu`` is that of So et al.
+            (2021, https://arxiv.org/abs/2109.08668), ``smelu`` that of Shamir et al. (2020,
+            https://arxiv.org/abs/2010.09931) with beta 2, ``star_relu`` that of Yu et al. (2022,
+            https://arxiv.org/abs/2210.13452) with 0.8944 and -0.4472, ``silu`` is ``x * sigmoid(x)``; others are
+            ``relu`` and ``none``.
         p: probability of dropping an element; see :func:`einops_fast.ops.dropout_add_layer_norm`.
         training: False for no dropout.
 

@@ -11,8 +11,6 @@ from einops_fast.backends import backend_for_type
 from einops_fast.errors import EinsumError, ShapeError, SubscriptsError
 from einops_fast.runtime.tracing import is_tracing
 
-__all__ = ["axis_of", "check_axis", "class_axis", "length", "of_any_size"]
-
 
 def axis_of(dim: int | str | None, pattern: str | None, rank: int) -> int:
     """The axis that ``dim`` means, not negative; the last one if it is ``None``.

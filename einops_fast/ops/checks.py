@@ -10,8 +10,6 @@ from einops_fast.dtypes import FLOATS, dtype_name
 from einops_fast.errors import EinsumError, OperandError, ShapeError
 from einops_fast.vocabulary import closest
 
-__all__ = ["ACTIVATIONS", "check_activation", "check_broadcast", "check_mask", "check_sizes", "check_values"]
-
 ACTIVATIONS = (
     "none", "relu", "leaky_relu", "gelu", "gelu_tanh", "squared_relu", "smelu", "star_relu", "silu"
 )  # fmt: skip

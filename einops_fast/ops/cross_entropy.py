@@ -16,8 +16,6 @@ from einops_fast.ops.checks import check_sizes, check_values
 from einops_fast.ops.dispatch import computed, function_for
 from einops_fast.vocabulary import no_argument
 
-__all__ = ["check_options", "cross_entropy", "linear_cross_entropy"]
-
 
 def cross_entropy(
     input: ArrayT,

@@ -21,8 +21,6 @@ from einops_fast.runtime import tracing
 from einops_fast.runtime.plan_cache import emptied_with_plans, keep, recall, remember_alike
 from einops_fast.runtime.tracing import is_sharded, is_tracing, outside_of_graphs
 
-__all__ = ["computed", "function_for"]
-
 Run = Callable[..., Any]
 
 _functions: dict[str, dict[str, Callable[..., Any]]] = {}

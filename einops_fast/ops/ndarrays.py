@@ -17,8 +17,6 @@ from einops_fast.dtypes import dtype_name
 from einops_fast.errors import OperandError
 from einops_fast.ops.axes import length, of_any_size
 
-__all__ = ["functions"]
-
 
 def functions(xp: Any) -> dict[str, Callable[..., Any]]:
     """Return the operators by name, for arrays of the namespace ``xp``: what gives a run of arrays and options."""

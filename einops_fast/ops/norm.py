@@ -13,8 +13,6 @@ from einops_fast.ops.checks import check_broadcast, check_sizes, check_values
 from einops_fast.ops.dispatch import computed, function_for
 from einops_fast.vocabulary import no_argument
 
-__all__ = ["dropout_add_layer_norm", "last_sizes", "layer_norm", "rms_norm"]
-
 
 def layer_norm(
     input: ArrayT,

@@ -15,8 +15,6 @@ from einops_fast.ops.checks import check_mask, check_values
 from einops_fast.ops.dispatch import computed, function_for
 from einops_fast.vocabulary import check_names, names_of
 
-__all__ = ["attention_or_zeros", "check_attention_options", "head_counts", "qkv_self_attention"]
-
 _OPTIONS = {*names_of(attention)} - {"bias", "causal", "dropout_p", "layout", "mask", "scale", "sequence"}
 """What else attention takes."""
 

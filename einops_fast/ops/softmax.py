@@ -16,8 +16,6 @@ from einops_fast.ops.dispatch import computed, function_for
 from einops_fast.runtime.tracing import is_tracing
 from einops_fast.vocabulary import no_argument
 
-__all__ = ["check_dtype", "check_options", "log_softmax", "softmax"]
-
 
 def softmax(
     input: ArrayT,

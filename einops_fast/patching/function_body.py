@@ -14,8 +14,6 @@ from warnings import catch_warnings, simplefilter
 
 from einops_fast.errors import OperandError
 
-__all__ = ["FunctionBody", "private_copy"]
-
 
 def private_copy(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that does what this one does now, whatever code the original is given later.

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     AnyReplacement = Replacement | AttentionReplacement | CompileReplacement
 
-__all__ = ["FUNCTIONS", "patch", "patched", "unpatch"]
-
 FUNCTIONS = {
     "numpy": "numpy.einsum",
     "torch": "torch.einsum",

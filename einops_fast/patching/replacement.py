@@ -32,8 +32,6 @@ from einops_fast.runtime.new_shapes import by_question, native_first
 from einops_fast.runtime.plan_cache import compiled, recall, remember, remember_alike
 from einops_fast.runtime.tracing import is_tracing
 
-__all__ = ["DIALECTS", "Dialect", "Replacement"]
-
 
 @dataclass(frozen=True)
 class Dialect:

@@ -16,17 +16,6 @@ from einops_fast.observing.observers import observed
 from einops_fast.patching.function_body import FunctionBody
 from einops_fast.runtime.plan_cache import LIMIT, emptied_with_plans, keep
 
-__all__ = [
-    "FIRST_OF_OTHERS",
-    "REAL",
-    "SmallCalls",
-    "know_loops",
-    "known_loops",
-    "leave_to_loops",
-    "loops_suffice",
-    "own_loops",
-]
-
 
 class _Rule(NamedTuple):
     """Which calls of one equation, or with one count of lists, are left to the loops."""

@@ -13,8 +13,6 @@ from math import prod
 from einops_fast.planning.steps import Loop
 from einops_fast.record import Record
 
-__all__ = ["MOST_MATRICES", "Chain", "chain_of", "chain_order", "padded_extent", "products"]
-
 MOST_MATRICES = 5
 """Operands of a chain: the kernel repeats its code for each."""
 

@@ -20,8 +20,6 @@ from einops_fast.errors import ShapeError, SubscriptsError, point_at
 from einops_fast.planning.refusals import count_axes, new_axis
 from einops_fast.planning.terms import is_name
 
-__all__ = ["Composition", "check_sizes", "composed", "composition"]
-
 _ONE = re.compile(r"(?<![^\s,>(])1(?![^\s,)-])")
 _AXIS = re.compile(r"\(([^()]*)\)|\.\.\.|[^\s()]+|[()]")
 

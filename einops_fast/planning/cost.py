@@ -12,20 +12,6 @@ from einops_fast.planning.chains import Chain, chain_of, padded_extent, products
 from einops_fast.planning.steps import Cast, Diagonal, Fused, Gemm, Multiply, Select, Step, Sum, View
 from einops_fast.record import Record
 
-__all__ = [
-    "ITEM_SIZES",
-    "Ceilings",
-    "Product",
-    "StepCost",
-    "copy_seconds",
-    "gemm_seconds",
-    "is_complex",
-    "is_integer",
-    "multiply_seconds",
-    "native_seconds",
-    "step_costs",
-]
-
 ITEM_SIZES = {
     "bool": 1,
     "int8": 1,

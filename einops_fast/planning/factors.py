@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 from einops_fast.planning.layout import Term
 
-__all__ = ["right_operands", "with_factor"]
-
 
 def right_operands(inputs: Sequence[str], output: str) -> tuple[int, ...]:
     """For which of three operands the other two, multiplied element by element, make a left operand: their positions.

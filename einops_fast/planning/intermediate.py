@@ -9,8 +9,6 @@ from math import prod
 from einops_fast.planning.layout import Term
 from einops_fast.planning.remaining import Remaining
 
-__all__ = ["axis_order", "kernel_order", "row_of"]
-
 _AT_ONCE = 8
 """Neighbours that a kernel writes at once at best: elements of two bytes, 16 bytes at a time."""
 

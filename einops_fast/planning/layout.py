@@ -9,21 +9,6 @@ from operator import mul
 
 from einops_fast.planning.steps import AS_IS, Arrange
 
-__all__ = [
-    "VECTOR",
-    "Strides",
-    "Term",
-    "arranged",
-    "as_one",
-    "compact_strides",
-    "contiguous_in_order",
-    "contiguous_strides",
-    "dense_strides",
-    "padded_strides",
-    "reach",
-    "readable_by_gemm",
-]
-
 Strides = tuple[int, ...]
 """Of an array, in elements; or its shape."""
 

@@ -13,8 +13,6 @@ from typing import Any, TypeAlias
 
 from einops_fast.record import Record
 
-__all__ = ["Item", "Loop", "Needs", "at_each_step", "needs_of", "nested"]
-
 Item: TypeAlias = "int | Loop"
 """A step, by its number, or a loop."""
 

@@ -36,8 +36,6 @@ from einops_fast.planning.steps import (
 )
 from einops_fast.planning.target import Numerics, Operand, Target
 
-__all__ = ["Lowering"]
-
 Path = Sequence[tuple[int, ...]]
 
 _FEW = 8

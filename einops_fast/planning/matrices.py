@@ -16,8 +16,6 @@ from einops_fast.planning.roles import Roles
 from einops_fast.planning.steps import Arrange, Gemm
 from einops_fast.planning.target import Target
 
-__all__ = ["GemmChoice", "cheapest_gemm"]
-
 _CACHED = 1 << 16
 """Multiply-adds up to which the operands of a matrix times a vector stay in the cache."""
 

@@ -40,8 +40,6 @@ from einops_fast.planning.terms import (
     split_term,
 )
 
-__all__ = ["Subscripts", "bind_sizes", "parse", "parse_interleaved"]
-
 
 class Subscripts(NamedTuple):
     """Which axis of which operand is which, with one letter (a single character) per axis.

@@ -19,8 +19,6 @@ from einops_fast.planning.roles import Roles
 from einops_fast.planning.steps import Arrange, Multiply, Native, Step
 from einops_fast.planning.target import Numerics, Target
 
-__all__ = ["contract_pair", "native_step"]
-
 
 def contract_pair(
     left: Term, right: Term, wanted: str, sizes: Mapping[str, int], target: Target, numerics: Numerics

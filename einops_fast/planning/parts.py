@@ -8,8 +8,6 @@ from einops_fast.planning.notation import Subscripts
 from einops_fast.planning.path import Network, Path
 from einops_fast.record import Record
 
-__all__ = ["Part", "Rest", "small_parts", "without_parts"]
-
 
 class Part(Record):
     """A part of a contraction, which is contracted once, whole."""

@@ -14,17 +14,6 @@ from einops_fast.errors import EinsumError
 from einops_fast.planning.notation import Subscripts
 from einops_fast.record import Record
 
-__all__ = [
-    "MOST_TIMES",
-    "Network",
-    "Path",
-    "candidate_paths",
-    "check_optimize",
-    "explicit_path",
-    "is_sliced",
-    "with_slices",
-]
-
 Path = tuple[tuple[int, ...], ...]
 
 MOST_TIMES = 4

@@ -23,8 +23,6 @@ from einops_fast.record import Record
 if TYPE_CHECKING:
     from einops_fast.backends.base import Backend
 
-__all__ = ["Plan", "compile_plan", "in_turn", "make_plan"]
-
 
 class Plan(Record):
     """What will be done for operands of these shapes, strides and dtypes. Pure data; prints with ``explain``."""

@@ -11,10 +11,6 @@ from einops_fast.planning.terms import ONLY_IN_WORDS, count_letters, count_words
 if TYPE_CHECKING:
     from einops_fast.planning.notation import Subscripts
 
-__all__ = [
-    "check_terms", "count_axes", "new_axis", "reject_output", "reject_rank", "reject_size", "reject_term", "render",
-]  # fmt: skip
-
 _OUTPUT = -1  # in place of an operand's position
 
 

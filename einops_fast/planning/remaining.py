@@ -7,8 +7,6 @@ from itertools import islice
 
 from einops_fast.planning.layout import Term
 
-__all__ = ["Remaining"]
-
 _MOST_ASKED = 32
 """Terms with one label that may be the next partner."""
 

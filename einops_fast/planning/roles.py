@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from einops_fast.planning.cost import Product
 from einops_fast.planning.layout import Term
 
-__all__ = ["Roles"]
-
 
 class Roles:
     """The two terms of a pair and the role of every label. It is never changed.

@@ -22,8 +22,6 @@ from einops_fast.planning.plan import Plan
 from einops_fast.planning.steps import Diagonal, Gemm, Select, Step, View
 from einops_fast.record import Record
 
-__all__ = ["Slicing", "cheapest_slicing", "is_view"]
-
 _TRIALS = 3
 """Searches for cuts: the first is greedy, the others are so with more and more noise."""
 

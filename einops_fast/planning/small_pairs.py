@@ -13,8 +13,6 @@ from einops_fast.planning.layout import Term, arranged, as_one, readable_by_gemm
 from einops_fast.planning.roles import Roles
 from einops_fast.planning.steps import AS_IS, Arrange, Gemm, Native
 
-__all__ = ["small_step"]
-
 _TINY, _TINY_ALONG_ONE = 64, 256
 """Multiply-adds up to which NumPy's loops take no longer than a GEMM, and where one operand has all labels."""
 

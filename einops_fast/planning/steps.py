@@ -16,23 +16,6 @@ from einops_fast.record import Record
 if TYPE_CHECKING:
     from einops_fast.planning.epilogue import Epilogue
 
-__all__ = [
-    "AS_IS",
-    "Arrange",
-    "Cast",
-    "Contraction",
-    "Diagonal",
-    "Fused",
-    "Gemm",
-    "Loop",
-    "Multiply",
-    "Native",
-    "Select",
-    "Step",
-    "Sum",
-    "View",
-]
-
 
 class Arrange(Record):
     """How a step reads an array: permute its axes, then reshape. Both are optional."""

@@ -6,8 +6,6 @@ from einops_fast.planning.cost import Ceilings
 from einops_fast.planning.layout import contiguous_strides
 from einops_fast.record import Record
 
-__all__ = ["Numerics", "Operand", "Target"]
-
 
 class Operand(Record):
     """An array as the planner sees it: shape, strides in elements, dtype name (as in NumPy)."""

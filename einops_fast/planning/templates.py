@@ -21,8 +21,6 @@ from einops_fast.planning.steps import Fused, Gemm, Step, View
 from einops_fast.planning.target import Numerics, Operand, Target
 from einops_fast.record import Record
 
-__all__ = ["filled_in"]
-
 _PRIMES = [number for number in range(1009, 1409, 2) if all(number % odd for odd in range(3, 38, 2))]
 """Sizes, above all other numbers in steps: places of axes, and slots."""
 

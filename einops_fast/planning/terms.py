@@ -18,18 +18,6 @@ import re
 from collections.abc import Hashable, Sequence
 from itertools import chain
 
-__all__ = [
-    "ONLY_IN_WORDS",
-    "count_letters",
-    "count_words",
-    "fits_as_letters",
-    "fits_as_words",
-    "is_name",
-    "labels_of",
-    "read_as_words",
-    "split_term",
-]
-
 ONLY_IN_WORDS = re.compile(r"[0-9_]")
 """What letters can't be."""
 

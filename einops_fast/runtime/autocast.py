@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["autocasts"]
-
 
 def autocasts(array: Any) -> bool:
     """Whether autocast is on where this tensor is. torch.compile can trace it."""

@@ -22,8 +22,6 @@ from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
 
-__all__ = ["available", "processors", "submit", "take_all_processors"]
-
 _IDLE = 120.0
 """Seconds without work after which the server ends."""
 

@@ -19,8 +19,6 @@ from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 from einops_fast.errors import OperandError
 from einops_fast.runtime.tracing import is_tracing
 
-__all__ = ["Block", "Setting", "holding", "traced_value"]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

@@ -20,8 +20,6 @@ from einops_fast._version import __version__
 from einops_fast.runtime import disk_cache
 from einops_fast.runtime.plan_cache import emptied_with_plans, keep
 
-__all__ = ["Choice", "Chooser", "Record", "agree", "circumstances", "kernel_hash", "recall"]
-
 W = TypeVar("W")
 
 Record = Mapping[str, Any]

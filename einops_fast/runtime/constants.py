@@ -16,8 +16,6 @@ from einops_fast.planning.plan import Plan, make_plan
 from einops_fast.planning.target import Operand
 from einops_fast.record import Record
 
-__all__ = ["Folding", "cheapest_folding"]
-
 Groups = list[tuple[int, ...]]
 
 

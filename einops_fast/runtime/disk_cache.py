@@ -21,8 +21,6 @@ from typing import Any
 
 from einops_fast.runtime.files import write_whole
 
-__all__ = ["Entry", "clear", "entries", "folder", "read", "reason", "write"]
-
 try:
     _IMPORTED_IN = os.getcwd()
 except OSError:  # it has been removed since

@@ -13,8 +13,6 @@ from einops_fast.errors import EinsumError, OperandError
 from einops_fast.runtime.blocks import Setting, holding
 from einops_fast.runtime.tracing import is_tracing
 
-__all__ = ["UNITS", "current_limit", "limit_now", "memory_limit", "read_bytes", "unlimited"]
-
 UNITS = {"": 1, **{f"{prefix}B": 1000**at for at, prefix in enumerate(("", "k", "M", "G", "T"))},
          **{f"{prefix}iB": 1024**at for at, prefix in enumerate("KMGT", 1)}}  # fmt: skip
 """Bytes by the units in which a limit may be given."""

@@ -13,8 +13,6 @@ from einops_fast.planning.loops import Item, Loop
 from einops_fast.planning.slicing import Slicing
 from einops_fast.planning.steps import Cast, Fused, Gemm, Multiply, Sum
 
-__all__ = ["in_loops"]
-
 Tell = Callable[[], None]
 
 _Values = list[Any]

@@ -9,21 +9,6 @@ from math import inf
 from time import perf_counter
 from typing import Any, Protocol
 
-__all__ = [
-    "ATTENTION",
-    "CONTRACTIONS",
-    "OPERATORS",
-    "ROWS",
-    "Clock",
-    "Policy",
-    "Run",
-    "Stopwatch",
-    "Times",
-    "fastest",
-    "record_of",
-    "time_runs",
-]
-
 Run = Callable[[], Any]
 
 

@@ -20,9 +20,6 @@ from einops_fast.planning.notation import Subscripts, bind_sizes
 from einops_fast.runtime.plan_cache import LIMIT, emptied_with_plans, keep, kept
 from einops_fast.runtime.tuning import is_reproducible
 
-__all__ = ["AT_SECOND_CALL", "CASTING", "OPTIMIZE", "ORDER", "USUAL", "AtOnce", "Like", "NewShapes", "by_question",
-           "came_with", "native_first"]  # fmt: skip
-
 AT_SECOND_CALL = True
 """Whether the plan of small operands is made at the second call with their shapes. Tests of plans set it to False."""
 

@@ -7,20 +7,6 @@ import weakref
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeVar
 
-__all__ = [
-    "LIMIT",
-    "clear_plans",
-    "compiled",
-    "emptied_with_plans",
-    "has_room",
-    "keep",
-    "keeps_plans",
-    "kept",
-    "recall",
-    "remember",
-    "remember_alike",
-]
-
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 

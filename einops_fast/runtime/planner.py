@@ -11,8 +11,6 @@ from collections.abc import Callable
 
 from einops_fast.backends.triton_support import load_library
 
-__all__ = ["planner"]
-
 _LONGEST = 20.0
 """Seconds that the end of a program waits for what the planner is at."""
 

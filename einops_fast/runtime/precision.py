@@ -9,8 +9,6 @@ from einops_fast.annotations import Precision
 from einops_fast.errors import EinsumError
 from einops_fast.runtime.blocks import Setting, holding
 
-__all__ = ["PRECISIONS", "allow_precision", "allowed", "check_precision", "settled"]
-
 PRECISIONS: tuple[str, ...] = get_args(Precision)
 """What :func:`allow_precision` takes."""
 

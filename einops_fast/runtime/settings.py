@@ -9,8 +9,6 @@ from typing import Any
 from einops_fast.runtime import tuning
 from einops_fast.runtime.precision import allow_precision, allowed
 
-__all__ = ["settings", "settings_hold"]
-
 
 def settings_hold(autotune: Any, precision: Any) -> bool:
     """Return whether what is given is set already, so that no block of :func:`settings` is needed."""

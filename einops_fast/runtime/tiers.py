@@ -35,8 +35,6 @@ from einops_fast.runtime.plan_cache import emptied_with_plans, kept
 from einops_fast.runtime.planner import planner
 from einops_fast.runtime.trial import take_turns
 
-__all__ = ["Problem", "Tiers", "settle_all"]
-
 W = TypeVar("W")
 
 Run = Callable[..., Any]

@@ -21,8 +21,6 @@ from einops_fast.runtime.precision import check_precision
 from einops_fast.runtime.tracing import is_sharded, outside_of_graphs
 from einops_fast.runtime.tuning import current_mode
 
-__all__ = ["call_traced", "einsum_traced"]
-
 #: Types of devices on which our operator is called.
 _WITH_OPERATOR = ("cuda",)
 

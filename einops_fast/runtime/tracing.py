@@ -6,8 +6,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["ask_torch", "is_compiling", "is_followed", "is_sharded", "is_tracing", "known", "outside_of_graphs"]
-
 
 def _asked_of_torch() -> bool:
     torch = sys.modules.get("torch")

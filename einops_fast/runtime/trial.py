@@ -9,8 +9,6 @@ from typing import Any
 
 from einops_fast.runtime.measuring import Stopwatch
 
-__all__ = ["take_turns"]
-
 Run = Callable[..., Any]
 
 _ROUNDS = 7

@@ -11,10 +11,6 @@ from einops_fast.annotations import Autotune
 from einops_fast.errors import EinsumError
 from einops_fast.runtime.blocks import Setting, holding
 
-__all__ = [
-    "ANY_SIZE", "MODES", "autotune", "by_any_size", "current_mode", "is_reproducible", "unchecked_mode",
-]  # fmt: skip
-
 MODES: tuple[str, ...] = get_args(Autotune)
 """What :func:`autotune` takes."""
 

@@ -26,8 +26,6 @@ from einops_fast.runtime.tuning import ANY_SIZE, autotune
 from einops_fast.tune.again import numbers_like, optimizer_of, precision_of, request_of, run_of, subscripts_of
 from einops_fast.tune.recorded import in_words
 
-__all__ = ["launches_of", "tune_absent"]
-
 
 def tune_absent(
     calls: Sequence[Called], gpu: AbsentGpu, told: Callable[[str, int, int], None]

@@ -20,8 +20,6 @@ from einops_fast.planning.notation import Subscripts, parse
 from einops_fast.planning.plan import compile_plan
 from einops_fast.runtime.precision import allow_precision
 
-__all__ = ["numbers_like", "optimizer_of", "precision_of", "request_of", "run_of", "subscripts_of"]
-
 
 def numbers_like(layout: Layout, device: int | str) -> Any:
     """Return a tensor of this layout on a GPU by its number, or without memory on ``meta``."""

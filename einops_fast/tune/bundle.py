@@ -24,8 +24,6 @@ from einops_fast.runtime import disk_cache
 from einops_fast.runtime.choosing import kernel_hash
 from einops_fast.runtime.files import write_whole
 
-__all__ = ["Brought", "bring_in", "check_target", "kernels_folder", "pack", "sources"]
-
 _ABOUT, _CHOICES, _KERNELS = "bundle.json", "choices", "kernels"
 
 _NAME = re.compile(r"[\w.-]+")

@@ -23,8 +23,6 @@ from einops_fast.observing.tables import print_table
 from einops_fast.tune.bundle import check_target, kernels_folder, pack
 from einops_fast.tune.recorded import read_calls, why_not
 
-__all__ = ["add_to", "tune"]
-
 
 def add_to(commands: Any) -> None:
     """Add the command's parser to those of others."""

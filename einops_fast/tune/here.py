@@ -11,8 +11,6 @@ from einops_fast.runtime.tiers import settle_all
 from einops_fast.runtime.tuning import autotune
 from einops_fast.tune.recorded import in_words
 
-__all__ = ["tune_here"]
-
 
 def tune_here(calls: Sequence[Called], device: int, told: Callable[[str, int, int], None]) -> list[tuple[Called, str]]:
     """Make calls again, and choose for all that they begin; return those that failed, and why."""

@@ -11,8 +11,6 @@ from einops_fast.errors import EinsumError
 from einops_fast.observing.calls import Called
 from einops_fast.observing.tables import read_table
 
-__all__ = ["in_words", "read_calls", "why_not"]
-
 
 def read_calls(path: str | os.PathLike[str]) -> list[Called]:
     """Return the calls in a table that metrics have written, or in all of a folder, each once."""

@@ -21,8 +21,6 @@ from einops_fast.runtime import background
 from einops_fast.runtime.plan_cache import emptied_with_plans, keep
 from einops_fast.runtime.planner import planner
 
-__all__ = ["compile_ahead", "pending", "wait"]
-
 _MEMORY = TorchMemory()
 
 _begun: dict[Any, bool] = emptied_with_plans({})

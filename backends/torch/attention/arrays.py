@@ -13,8 +13,6 @@ from einops_fast.backends.torch.types import is_traced, may_read_values
 from einops_fast.errors import OperandError
 from einops_fast.runtime.autocast import autocasts
 
-__all__ = ["TorchArrays"]
-
 _LENGTHS = (
     "einops_fast: attention without a kernel of ours computes packed and nested sequences one by one, by their "
     "lengths, which no single graph can depend on. Compile without fullgraph=True, call attention outside of what is "

@@ -15,8 +15,6 @@ from einops_fast.backends.torch.beginning import CallProblem, FirstCalls
 from einops_fast.runtime.measuring import ATTENTION
 from einops_fast.runtime.tiers import Run
 
-__all__ = ["AttentionProblem", "first_calls"]
-
 _LEAST_SAVED = 0.1
 """Of the library's time, whatever is predicted."""
 

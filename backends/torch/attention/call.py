@@ -16,12 +16,6 @@ from einops_fast.backends.torch.function import recorded
 from einops_fast.backends.torch.types import PLAIN, is_batched, is_jit_tracing
 from einops_fast.backends.triton.attention.arguments import NO_EXTRAS, Extras
 
-__all__ = [
-    "DIFFERENTIABLE",
-    "GivenAttention",
-    "triton_attention",
-]
-
 DIFFERENTIABLE = (0, 1, 2, 3, 6)
 """Where q, k, v, the bias and the sinks are among the arrays."""
 

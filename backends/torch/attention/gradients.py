@@ -27,9 +27,6 @@ from einops_fast.planning.layout import contiguous_strides, dense_strides
 if TYPE_CHECKING:
     from einops_fast.backends.torch.attention.runs import AttentionCall
 
-__all__ = ["Differentiated", "GradientsOfCall", "sinks_gradient"]
-
-
 Differentiated = tuple[Any, Any, Any, Any, Any]
 """Gradients of q, k, v, the bias and the sinks; ``None`` for those that weren't asked for."""
 

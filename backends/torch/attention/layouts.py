@@ -17,19 +17,6 @@ from einops_fast.backends.triton.attention.problem import Layout, Problem, probl
 from einops_fast.dtypes import dtype_name
 from einops_fast.planning.layout import contiguous_in_order, contiguous_strides, dense_strides
 
-__all__ = [
-    "LENGTHS",
-    "NAMES",
-    "SINKS",
-    "Arrays",
-    "example",
-    "extras_of",
-    "layout_of",
-    "neighbouring",
-    "problem_of",
-    "result_layout",
-]
-
 LENGTHS = {"cu_seqlens_q": "q_starts", "cu_seqlens_kv": "kv_starts", "cache_seqlens": "cached"}
 """The arrays that kernels take contiguous, and what :class:`Extras` calls them."""
 

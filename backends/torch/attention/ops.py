@@ -25,8 +25,6 @@ from einops_fast.backends.triton.launching.launch import accumulator
 from einops_fast.dtypes import dtype_name
 from einops_fast.planning.layout import dense_strides
 
-__all__ = ["attention_backward", "attention_forward", "constants", "gradients", "spec_of"]
-
 _ARRAYS = (
     "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? mask, Tensor? alibi_slopes, Tensor? sinks, "
     "Tensor? q_segments, Tensor? kv_segments, Tensor? cu_seqlens_q, Tensor? cu_seqlens_kv, Tensor? cache_seqlens, "

@@ -10,8 +10,6 @@ import torch
 from einops_fast.attention.packed import views
 from einops_fast.backends.torch.types import is_batched, is_followed, is_jit_tracing
 
-__all__ = ["apart"]
-
 
 def apart(packed: Any, axis: int, sizes: Sequence[int] | None = None) -> tuple[Any, ...]:
     """Return views of a tensor's parts along an axis: of these sizes, or without the axis, one for each position.

@@ -33,8 +33,6 @@ from einops_fast.backends.triton.launching.launch import accumulator
 from einops_fast.planning.layout import contiguous_strides
 from einops_fast.runtime.plan_cache import emptied_with_plans, keep
 
-__all__ = ["AttentionCall", "call_of", "canonical_plan"]
-
 MEMORY = TorchMemory()
 
 

@@ -17,11 +17,6 @@ from einops_fast.backends.torch.ops.row_operator import RowOperator, dense_layou
 from einops_fast.backends.torch.types import HALVES, may_read_values
 from einops_fast.runtime.tiers import Run
 
-__all__ = [
-    "activation_by_kernel", "activation_by_torch", "activation_gradients", "bias_activation", "dropout_by_torch",
-    "seed_of",
-]  # fmt: skip
-
 
 def _smelu(x: Any) -> Any:
     return torch.where(x <= -2, 0.0, torch.where(x >= 2, x, (x + 2).square() / 8)).to(x.dtype)

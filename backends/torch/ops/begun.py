@@ -21,8 +21,6 @@ from einops_fast.runtime.plan_cache import emptied_with_plans, keep
 from einops_fast.runtime.tiers import Run
 from einops_fast.runtime.tuning import autotune, by_any_size, current_mode
 
-__all__ = ["Calls", "begins_with_library", "begun"]
-
 _INTERPRETED = interpreted()
 
 _WITH_GRADIENTS = 3.0

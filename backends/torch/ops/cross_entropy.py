@@ -15,8 +15,6 @@ from einops_fast.errors import EinsumError
 from einops_fast.planning.layout import contiguous_strides
 from einops_fast.runtime.tiers import Run
 
-__all__ = ["RowLoss", "cross_entropy", "cross_entropy_by_kernel", "reduced", "write_gradient"]
-
 
 class RowLoss(NamedTuple):
     """What a row's loss is; the fields are arguments of :func:`einops_fast.ops.cross_entropy`."""

@@ -12,8 +12,6 @@ from einops_fast.backends.torch.ops.linear_cross_entropy import linear_cross_ent
 from einops_fast.backends.torch.ops.norm import dropout_add_norm, norm
 from einops_fast.backends.torch.ops.softmax import softmax
 
-__all__ = ["FUNCTIONS"]
-
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "bias_activation": bias_activation,
     "linear": linear,

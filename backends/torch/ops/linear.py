@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from einops_fast.backends.gpus import gpu_ceilings
 from einops_fast.backends.torch import backend as engine
+from einops_fast.backends.torch.ceilings import kernel_dtypes
 from einops_fast.backends.torch.gradients import gradients_by_torch
 from einops_fast.backends.torch.operator import MEMORY, Operator, autocasted, by_kernel, dtype_name
 from einops_fast.backends.torch.ops.activation import (
@@ -30,8 +31,6 @@ from einops_fast.planning.steps import Fused
 from einops_fast.planning.target import Numerics, Operand, Target
 from einops_fast.runtime.tiers import Run
 from einops_fast.runtime.tuning import current_mode
-
-__all__ = ["linear"]
 
 _FROM_RESULT = ("relu", "leaky_relu")
 """Activations whose slope is that at the result: nothing else has to be kept for it."""
@@ -128,7 +127,7 @@ def _way(
     """What runs calls on such tensors: kernels beside the library, if the product is one of matrices."""
     library = _by_library(activation, keeps, device.type)
     name, leading = dtype_name(dtype), ascii_letters[: len(shape) - 1]
-    kernels = engine.kernel_dtypes(device) & {name}
+    kernels = kernel_dtypes(device) & {name}
     if not kernels:
         return library
     from einops_fast.backends.triton.contraction.choice import Choice, chosen_run

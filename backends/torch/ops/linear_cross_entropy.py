@@ -28,8 +28,6 @@ from einops_fast.backends.torch.ops.logit_chunks import as_rows, chunk_rows, gra
 from einops_fast.backends.torch.types import PLAIN, is_batched, is_followed, is_jit_tracing, may_read_values
 from einops_fast.runtime.tiers import Run
 
-__all__ = ["linear_cross_entropy", "losses_in_one"]
-
 _LITTLE = 1 << 20
 """Logits that are no more than this are made at once on a CPU: calling functions for chunks takes longer."""
 

@@ -15,8 +15,6 @@ import torch.nn.functional as F
 from einops_fast.backends.torch import operator as torch_operator
 from einops_fast.backends.torch.ops.cross_entropy import RowLoss, cross_entropy_by_kernel, write_gradient
 
-__all__ = ["as_rows", "chunk_rows", "gradients_like", "in_chunks", "losses_over_logits", "multiply", "row_parts"]
-
 _BYTES = 1 << 28
 """Of the logits of a chunk with gradients; without, half of that."""
 

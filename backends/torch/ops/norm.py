@@ -15,8 +15,6 @@ from einops_fast.backends.torch.ops.begun import Calls, begun
 from einops_fast.backends.torch.ops.row_operator import RowOperator, dense_layout
 from einops_fast.planning.layout import contiguous_strides
 
-__all__ = ["dropout_add_norm", "norm", "norm_by_kernel"]
-
 
 def norm(
     x: Any, weight: Any, bias: Any, dim: int, count: int, eps: float | None, centred: bool

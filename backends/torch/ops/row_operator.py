@@ -13,8 +13,6 @@ from einops_fast.planning.target import Operand
 from einops_fast.runtime.plan_cache import emptied_with_plans, keep
 from einops_fast.runtime.tuning import current_mode, unchecked_mode
 
-__all__ = ["RowOperator", "dense_layout"]
-
 
 class RowOperator(Operator):
     """An operator whose kernels are in a folder of :mod:`einops_fast.backends.triton.rows`.

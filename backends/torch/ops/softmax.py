@@ -15,8 +15,6 @@ from einops_fast.backends.torch.types import HALVES, may_read_values
 from einops_fast.errors import OperandError
 from einops_fast.runtime.tiers import Run
 
-__all__ = ["softmax", "softmax_by_kernel"]
-
 _HIDDEN = float("-inf")
 
 _LARGE = 1 << 15

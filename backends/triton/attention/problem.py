@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from einops_fast.attention.spec import AttentionSpec
 from einops_fast.backends.triton.attention.arguments import Features, Lengths, Numbers, Strides
-from einops_fast.backends.triton.launching.launch import interpreted
+from einops_fast.backends.triton_support import interpreted
 
 
 class Layout(NamedTuple):

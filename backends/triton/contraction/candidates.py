@@ -34,8 +34,9 @@ from einops_fast.backends.triton.contraction.ways import (
     KernelCandidate,
     Order,
 )
-from einops_fast.backends.triton.launching.launch import copies_boxes, interpreted
+from einops_fast.backends.triton.launching.launch import copies_boxes
 from einops_fast.backends.triton.launching.measuring import measure, works
+from einops_fast.backends.triton_support import interpreted
 from einops_fast.planning.cost import ITEM_SIZES, Ceilings, is_complex, is_integer
 from einops_fast.planning.steps import Fused
 from einops_fast.runtime.choosing import Record
@@ -43,8 +44,6 @@ from einops_fast.runtime.measuring import CONTRACTIONS
 
 if TYPE_CHECKING:
     from einops_fast.backends.triton.contraction.choice import StepProblem
-
-__all__ = ["decide", "kernel_candidate", "kernel_candidates", "near"]
 
 _BOXES_WORTH_TRYING = 4
 """Tilings that are tried of the kernel that has boxes copied by the hardware."""

@@ -25,8 +25,6 @@ from einops_fast.runtime.choosing import Chooser
 from einops_fast.runtime.measuring import CONTRACTIONS, Stopwatch
 from einops_fast.runtime.tiers import Problem, Tiers
 
-__all__ = ["Choice", "StepProblem", "chosen_run", "left_to_library"]
-
 _SMALL_ELEMENTS, _SMALL_PRODUCTS = 1 << 19, 1 << 27
 """Below these, whatever is run, the launch takes most of the time: no kernel is compiled for that, unless it is one
 launch in place of several."""

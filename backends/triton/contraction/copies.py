@@ -17,8 +17,6 @@ from einops_fast.backends.triton.device.tiling import by_stride
 from einops_fast.planning.layout import VECTOR, contiguous_strides, padded_strides
 from einops_fast.planning.steps import Fused, Loop
 
-__all__ = ["Copy", "with_copies"]
-
 
 @dataclass(frozen=True)
 class Copy:

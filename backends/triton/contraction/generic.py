@@ -29,8 +29,6 @@ from einops_fast.backends.triton.device.tiling import Axis, Group, Role, power_o
 from einops_fast.planning.cost import Ceilings
 from einops_fast.planning.steps import Fused
 
-__all__ = ["generic_kernel"]
-
 _Problem = Contraction | Reduction
 
 _ROLES: dict[type, tuple[str, ...]] = {

@@ -10,8 +10,6 @@ from einops_fast.backends.memory import Memory
 from einops_fast.planning.cost import ITEM_SIZES, Ceilings, step_costs
 from einops_fast.planning.steps import Fused
 
-__all__ = ["Candidate", "LibraryCalls", "LibraryCandidate", "Run"]
-
 Run = Callable[..., Any]
 
 

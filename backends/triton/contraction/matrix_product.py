@@ -9,8 +9,6 @@ import triton.language as tl
 
 from einops_fast.backends.triton.rows.activation.kernel import ActivationFeatures, activated_tile
 
-__all__ = ["activated", "has_bias", "matrix_product", "to_tf32"]
-
 _HALF, _KEPT = tl.constexpr(0x1000), tl.constexpr(-0x2000)
 """Half of the last bit of TF32, in a float32 number's, of which it lacks 13; and which of these it has."""
 

@@ -16,11 +16,6 @@ from einops_fast.planning.epilogue import Epilogue
 from einops_fast.planning.layout import contiguous_strides
 from einops_fast.planning.steps import Fused, Loop
 
-__all__ = [
-    "ChainProblem", "Contraction", "Loops", "Reduction", "as_reduction", "layouts", "multiplies_matrices", "problem",
-    "slowest_first", "with_more_rows",
-]  # fmt: skip
-
 
 @dataclass(frozen=True)
 class Contraction(Product):

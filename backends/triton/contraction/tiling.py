@@ -22,11 +22,6 @@ from einops_fast.planning.cost import Ceilings
 from einops_fast.planning.epilogue import Epilogue
 from einops_fast.planning.layout import VECTOR
 
-__all__ = [
-    "BIAS", "FACTOR", "LEFT", "OUT", "RIGHT", "SCATTERED", "SECTOR", "SHARED", "MatrixTiling", "Product", "Tiling",
-    "even_parts", "fastest", "free_role", "idle", "listed", "padded", "run_length", "scattered",
-]  # fmt: skip
-
 LEFT, RIGHT, OUT, FACTOR = range(4)
 """Where an array's strides are in an axis; the last, where the left operand is the product of two arrays."""
 

@@ -21,13 +21,12 @@ from einops_fast.backends.triton.contraction.tiling import Tiling
 from einops_fast.backends.triton.device.generic import generic
 from einops_fast.backends.triton.launching.arrays import Array
 from einops_fast.backends.triton.launching.kernel_call import DeclaredCall
-from einops_fast.backends.triton.launching.launch import DTYPES, accumulator, follow_early, interpreted
+from einops_fast.backends.triton.launching.launch import DTYPES, accumulator, follow_early
 from einops_fast.backends.triton.launching.rehearsing import Rehearsed
+from einops_fast.backends.triton_support import interpreted
 from einops_fast.planning.cost import ITEM_SIZES, is_complex
 from einops_fast.planning.layout import VECTOR
 from einops_fast.planning.steps import Fused
-
-__all__ = ["ANY_SIZE", "GENERIC", "BoxCandidate", "BoxKernel", "CopyCandidate", "KernelCandidate", "Order"]
 
 ANY_SIZE = "any size, "
 """What the name of a kernel begins with that is told sizes and strides when it runs."""

@@ -4,7 +4,5 @@ from __future__ import annotations
 
 from triton.experimental.gluon import language as gl
 
-__all__ = ["barrier"]
-
 # Newer versions of Triton call it otherwise.
 barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier

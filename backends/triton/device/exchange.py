@@ -21,8 +21,6 @@ from triton.experimental.gluon import language as gl
 
 from einops_fast.backends.triton.device.indexing import field
 
-__all__ = ["again", "heard", "meet", "notes_here", "tell"]
-
 _BARRIER = gl.constexpr(8)
 """Bytes of a barrier."""
 

@@ -13,8 +13,6 @@ from typing import Any
 
 from einops_fast.backends.triton.device.tiling import Axis, Group, Role
 
-__all__ = ["Nest", "Number", "Pattern", "generic"]
-
 
 @dataclass(frozen=True)
 class Number:

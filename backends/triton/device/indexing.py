@@ -18,12 +18,6 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from einops_fast.backends.triton.device.generic import Nest, Number
 
-__all__ = [
-    "block_inside", "block_offsets", "counted", "field", "group_field", "group_inside", "group_offsets", "inside",
-    "inside_at", "load_tile", "may_exceed", "offsets_at", "run_inside", "run_offsets", "store_tile", "take_turn",
-    "tile_offsets", "told",
-]  # fmt: skip
-
 
 @triton.constexpr_function
 def _steps(axes, array):

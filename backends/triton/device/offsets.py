@@ -11,8 +11,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["counted", "in_swaths", "kept_type", "multiple"]
-
 
 @triton.constexpr_function
 def kept_type(features):

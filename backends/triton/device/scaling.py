@@ -11,8 +11,6 @@ import triton.language as tl
 
 from einops_fast.backends.triton.launching.kernel_call import KernelCall
 
-__all__ = ["scale_kernel", "scaling"]
-
 _BLOCK = 8192
 """Elements of a program."""
 

@@ -14,20 +14,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
-__all__ = [
-    "LANES",
-    "NOTHING",
-    "Axis",
-    "Group",
-    "Role",
-    "by_stride",
-    "linear_role",
-    "merge_axes",
-    "needs_64_bits",
-    "power_of_two",
-    "reach",
-]
-
 LANES = 32
 """Threads of a warp."""
 

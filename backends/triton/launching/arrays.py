@@ -9,8 +9,6 @@ from triton.experimental.gluon import language as gl
 
 from einops_fast.backends.triton.launching.launch import DTYPES, spelled
 
-__all__ = ["Array", "Descriptor", "mapped"]
-
 
 class Array(NamedTuple):
     """What is known of an array when a kernel that takes it is compiled.

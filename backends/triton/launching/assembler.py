@@ -17,8 +17,6 @@ from typing import Any
 from triton import knobs
 from triton.backends.nvidia import compiler
 
-__all__ = ["one_assembler"]
-
 
 class _Thread(threading.local):
     compiles_ours = False

@@ -6,8 +6,6 @@ import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-__all__ = ["Launch", "launch_of"]
-
 _FORMAT = "iiiKKppOOOOOO"
 """The arguments before a kernel's own of the function that Triton 3.6 writes for a kernel."""
 

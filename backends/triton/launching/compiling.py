@@ -35,10 +35,6 @@ from einops_fast.backends.triton.launching.arrays import Array
 from einops_fast.backends.triton.launching.launch import ALIGNMENT
 from einops_fast.runtime.plan_cache import keep
 
-__all__ = [
-    "ONES", "Signature", "compiled_for", "compiling", "is_compiled", "named", "signature", "unpromised", "untangled",
-]  # fmt: skip
-
 _Path = tuple[int, ...]
 """Where an argument is: its number, then places in tuples."""
 

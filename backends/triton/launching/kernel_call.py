@@ -16,10 +16,9 @@ from einops_fast.backends.triton.device.tiling import LANES
 from einops_fast.backends.triton.launching.arrays import Array, Descriptor, mapped
 from einops_fast.backends.triton.launching.bare_launch import Launch, launch_of
 from einops_fast.backends.triton.launching.compiling import Signature, compiled_for, named, signature
-from einops_fast.backends.triton.launching.launch import ALIGNMENT, interpreted
+from einops_fast.backends.triton.launching.launch import ALIGNMENT
 from einops_fast.backends.triton.launching.rehearsing import take_down
-
-__all__ = ["DeclaredCall", "KernelCall"]
+from einops_fast.backends.triton_support import interpreted
 
 _MOST_KEPT = 256
 """Sets of addresses of a kernel, and addresses of a box, that arguments are kept for; then all are forgotten."""

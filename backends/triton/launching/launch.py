@@ -9,8 +9,6 @@ from einops_fast.backends.capabilities import EARLY, HOPPER
 from einops_fast.backends.triton_support import interpreted
 from einops_fast.planning.cost import is_integer
 
-__all__ = ["ALIGNMENT", "DTYPES", "accumulator", "copies_boxes", "follow_early", "interpreted", "spelled"]
-
 DTYPES = {
     "float16": tl.float16,
     "bfloat16": tl.bfloat16,

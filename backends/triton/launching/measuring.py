@@ -13,8 +13,6 @@ from einops_fast.backends.memory import Memory
 from einops_fast.runtime import choosing
 from einops_fast.runtime.measuring import Policy, Run, record_of, time_runs
 
-__all__ = ["Measurable", "measure", "works"]
-
 
 class Measurable(Protocol):
     """One of several ways to compute the same; a measured choice is kept by the name."""

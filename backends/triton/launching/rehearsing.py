@@ -24,9 +24,6 @@ from einops_fast.runtime import background
 if TYPE_CHECKING:
     from einops_fast.backends.triton.launching.kernel_call import KernelCall
 
-__all__ = ["Rehearsed", "Source", "aimed_at", "compile_elsewhere", "is_rehearsal", "rehearsing", "take_down"]
-
-
 Source = tuple[Any, Signature, tuple[tuple[str, Any], ...]]
 
 

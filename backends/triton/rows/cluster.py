@@ -18,10 +18,6 @@ from triton.experimental.gluon import language as gl
 from einops_fast.backends.triton.device.indexing import field
 from einops_fast.backends.triton.rows.tiles import element_place, row_place
 
-__all__ = [
-    "from_shared", "packed_pieces", "parameter", "part_of_row", "parts_of", "stored", "unpacked", "with_parts",
-]  # fmt: skip
-
 
 @gluon.jit
 def with_parts(sizes, t: gl.constexpr):

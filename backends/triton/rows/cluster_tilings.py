@@ -12,22 +12,9 @@ from typing import Any, NamedTuple
 from triton.experimental.gluon import language as gl
 
 from einops_fast.backends.triton.device.tiling import LANES, power_of_two
-from einops_fast.backends.triton.launching.launch import interpreted
 from einops_fast.backends.triton.rows.rows import Rows, pieces_of
+from einops_fast.backends.triton_support import interpreted
 from einops_fast.planning.layout import VECTOR
-
-__all__ = [
-    "CENTRED_NORM",
-    "EXPONENTIALS",
-    "GRADIENTS_OF_EXPONENTIALS",
-    "GRADIENTS_OF_NORM",
-    "NORM",
-    "NORM_OF_SUM",
-    "ClusterTiling",
-    "Share",
-    "cluster_tilings",
-    "in_parts",
-]
 
 _SHARED = 232448
 """Bytes of shared memory that a program may have on a GPU with clusters; on others it is less."""

@@ -14,8 +14,6 @@ from einops_fast.backends.triton.device.tiling import power_of_two
 from einops_fast.backends.triton.launching.compiling import ONES
 from einops_fast.backends.triton.launching.kernel_call import KernelCall
 
-__all__ = ["column_sums", "column_sums_kernel"]
-
 _ELEMENTS = 4096
 """How many a program adds at a time."""
 

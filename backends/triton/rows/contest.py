@@ -13,15 +13,13 @@ from typing import Any, NamedTuple
 from einops_fast.backends.memory import Memory
 from einops_fast.backends.triton.launching.arrays import Array
 from einops_fast.backends.triton.launching.kernel_call import KernelCall
-from einops_fast.backends.triton.launching.launch import ALIGNMENT, interpreted
+from einops_fast.backends.triton.launching.launch import ALIGNMENT
 from einops_fast.backends.triton.launching.measuring import measure, works
 from einops_fast.backends.triton.launching.rehearsing import is_rehearsal
-from einops_fast.backends.triton_support import circumstances
+from einops_fast.backends.triton_support import circumstances, interpreted
 from einops_fast.runtime.choosing import Chooser, Record
 from einops_fast.runtime.measuring import ROWS
 from einops_fast.runtime.tuning import ANY_SIZE
-
-__all__ = ["NONE", "Call", "Contest", "Site", "Step", "Steps", "Way"]
 
 _LEAST = {"wait": 8 << 20, "always": 0}
 """Bytes of all arrays, by mode, below which the rule is good enough."""

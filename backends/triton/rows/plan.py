@@ -18,8 +18,6 @@ from einops_fast.planning.cost import ITEM_SIZES
 from einops_fast.planning.layout import VECTOR
 from einops_fast.planning.target import Operand
 
-__all__ = ["Operands", "RowCall", "size_of", "strides_of"]
-
 Operands = Sequence[Any]
 """An :class:`~einops_fast.planning.target.Operand` for each array, ``None`` where there is none."""
 

@@ -14,18 +14,6 @@ from typing import Any
 from einops_fast.backends.triton.device.tiling import Axis, by_stride, merge_axes, power_of_two
 from einops_fast.planning.layout import VECTOR
 
-__all__ = [
-    "LONGEST_WHOLE",
-    "PROCESSORS",
-    "RowFeatures",
-    "RowTiling",
-    "Rows",
-    "dropping",
-    "pieces_of",
-    "rows_of",
-    "typical",
-]
-
 PROCESSORS = 132
 """Multiprocessors of a large GPU."""
 

@@ -22,13 +22,6 @@ import triton.language as tl
 from einops_fast.backends.triton.device.indexing import field
 from einops_fast.backends.triton.device.offsets import counted, kept_type, multiple
 
-__all__ = [
-    "body_place", "cut_row", "dropped_tile", "edges", "element_place", "exponential", "exponentials",
-    "exponentials_of_rows", "in_runs", "in_units", "kept_elements", "kept_tile", "last_block", "load_parameter",
-    "load_parameters", "load_tile", "lowest", "most_of", "own_rows", "piece_columns", "pieces_exist", "row_place",
-    "store_tile", "sums_of_two", "total_of", "within",
-]  # fmt: skip
-
 
 @triton.jit
 def in_units(number, f: tl.constexpr):

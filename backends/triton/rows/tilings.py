@@ -19,16 +19,6 @@ from einops_fast.backends.triton.device.tiling import LANES, power_of_two
 from einops_fast.backends.triton.rows.rows import LONGEST_WHOLE, PROCESSORS, Rows, RowTiling, pieces_of
 from einops_fast.planning.layout import VECTOR
 
-__all__ = [
-    "column_tilings",
-    "cut_tilings",
-    "element_tilings",
-    "gradient_tilings",
-    "loss_tilings",
-    "row_tilings",
-    "sums_tilings",
-]
-
 _MOST_PARTS = 256
 
 _MOST = 6

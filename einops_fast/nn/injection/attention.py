@@ -19,8 +19,6 @@ from einops_fast.nn.injection.conditions import (
 )
 from einops_fast.nn.injection.replacement import Replacement
 
-__all__ = ["Attention", "BertAttention", "GPTAttention", "LlamaAttention", "show_hooks_around"]
-
 
 class Attention(Replacement):
     """What the families have in common."""

@@ -20,8 +20,6 @@ from einops_fast.nn.injection.conditions import (
 from einops_fast.nn.injection.native_code import unchanged
 from einops_fast.nn.injection.replacement import Replacement, is_fused
 
-__all__ = ["GPTBlock", "LlamaBlock"]
-
 
 class _Block(Replacement):
     @classmethod

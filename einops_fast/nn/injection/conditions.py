@@ -14,23 +14,6 @@ from einops_fast.backends.torch.types import PLAIN, may_read_values
 from einops_fast.nn.injection.native_code import foreign_code, unchanged
 from einops_fast.nn.injection.replacement import Replacement, original_class
 
-__all__ = [
-    "BERT_FAMILY",
-    "LLAMA_FAMILY",
-    "OTHER_VERSION",
-    "activation_name",
-    "activation_of",
-    "attends_otherwise",
-    "collector",
-    "is_plain",
-    "is_plain_norm",
-    "is_plain_rms_norm",
-    "needs_original",
-    "observed",
-    "of_transformers",
-    "unlike",
-]
-
 OTHER_VERSION = "this version of transformers calls it otherwise"
 """Why a module of this name isn't replaced, if it isn't the one that is known."""
 
@@ -114,7 +97,7 @@ def is_plain_norm(module: Any) -> bool:
 
 
 def activation_name(function: Any) -> str | None:
-    """The name of an activation in :data:`einops_fast.ops.activation.ACTIVATIONS`; ``None`` if it has none."""
+    """The name of an activation in :data:`einops_fast.ops.checks.ACTIVATIONS`; ``None`` if it has none."""
     kind = type(function)
     if not isinstance(function, nn.Module) or not unchanged(kind):
         return None

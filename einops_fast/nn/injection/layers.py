@@ -19,18 +19,6 @@ from einops_fast.nn.injection.conditions import (
 from einops_fast.nn.injection.native_code import foreign_code
 from einops_fast.nn.injection.replacement import Replacement
 
-__all__ = [
-    "OF_TORCH",
-    "BertIntermediate",
-    "BertOutput",
-    "Dropout",
-    "GPTFeedForward",
-    "Layer",
-    "LlamaFeedForward",
-    "LlamaNorm",
-]
-
-
 OF_TORCH: dict[type[nn.Module], str] = {
     nn.CrossEntropyLoss: "ops.cross_entropy",
     nn.LayerNorm: "ops.layer_norm",

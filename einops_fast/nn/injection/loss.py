@@ -13,8 +13,6 @@ from einops_fast import ops
 from einops_fast.nn.injection.native_code import unchanged
 from einops_fast.nn.injection.replacement import ALREADY
 
-__all__ = ["causal_lm_loss", "loss_kind", "put_loss", "take_back_loss"]
-
 
 def causal_lm_loss(
     logits: Tensor,

@@ -17,8 +17,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["foreign_code", "trust", "unchanged"]
-
 
 class _LookUp(NamedTuple):
     """What a name in the code stands for: an attribute of a module or a class."""

@@ -17,8 +17,6 @@ from einops_fast.nn.injection.policy import policies
 from einops_fast.nn.injection.replacement import ALREADY, Replacement, check_unchanged, put, take_back
 from einops_fast.nn.injection.report import OptimizeReport, Row
 
-__all__ = ["optimize", "restore"]
-
 _OF_TORCH: dict[type[nn.Module], type[Replacement]] = {
     **dict.fromkeys(layers.OF_TORCH, layers.Layer),
     nn.Dropout: layers.Dropout,

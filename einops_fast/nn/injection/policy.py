@@ -11,8 +11,6 @@ from einops_fast.errors import EinsumError
 from einops_fast.nn.injection.native_code import trust
 from einops_fast.nn.injection.replacement import Replacement, empty
 
-__all__ = ["policies", "register_policy"]
-
 
 class _Policy(Replacement):
     """What a program says of a class: its replacement has no name by which another process finds it."""

@@ -16,8 +16,6 @@ from torch import nn
 from einops_fast.errors import EinsumError
 from einops_fast.nn.injection.native_code import foreign_code, unchanged
 
-__all__ = ["ALREADY", "Replacement", "check_unchanged", "empty", "is_fused", "original_class", "put", "take_back"]
-
 ALREADY = "is replaced already"
 """Why a module isn't replaced once more."""
 

@@ -9,8 +9,6 @@ from typing import Any
 
 from einops_fast.observing.tables import plain_table, rich_table
 
-__all__ = ["OptimizeReport", "Row"]
-
 _COLUMNS = ("modules", "class", "count", "now", "why not")
 _WIDTH = 160
 

@@ -19,8 +19,6 @@ from einops_fast.planning.cost import Ceilings
 
 _cudnn: Any = torch.backends.cudnn
 
-__all__ = ["TorchClock"]
-
 
 class TorchClock(DeviceClock):
     """The clock of a CUDA device."""

@@ -27,8 +27,6 @@ from einops_fast.backends.torch.attention.implementations.sdpa import Sdpa
 from einops_fast.backends.torch.types import HALVES, PLAIN
 from einops_fast.runtime.tracing import is_tracing
 
-__all__ = ["Cpu"]
-
 _MANY = 1 << 15
 """Elements of a mask from which on to convert it takes longer than to ask whether that is to be done."""
 

@@ -21,16 +21,6 @@ from einops_fast.backends.torch.gradients import gradients_by_torch
 from einops_fast.backends.torch.types import PLAIN, is_jit_tracing, may_read_values
 from einops_fast.dtypes import dtype_name
 
-__all__ = [
-    "TRIED",
-    "added_mask",
-    "attention_with_log",
-    "differentiable_twice",
-    "even_features",
-    "native",
-    "with_wide_gradients",
-]
-
 _torch: Any = torch
 
 #: torch's own function, also while that is patched.

@@ -9,8 +9,6 @@ import torch
 
 from einops_fast.backends.absent_gpu import aimed
 
-__all__ = ["capability", "has_cudnn"]
-
 _cudnn: Any = torch.backends.cudnn
 
 

@@ -22,8 +22,6 @@ from einops_fast.backends.torch.attention.implementations.four_axes import (
 )
 from einops_fast.runtime.tracing import known
 
-__all__ = ["Fa4"]
-
 
 def _installed() -> bool:
     try:

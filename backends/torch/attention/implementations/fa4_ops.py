@@ -19,8 +19,6 @@ from einops_fast.attention.spec import AttentionSpec
 from einops_fast.backends.torch.operator import Operator
 from einops_fast.dtypes import dtype_name
 
-__all__ = ["fa4_forward"]
-
 _ARRAYS = (
     "Tensor q, Tensor k, Tensor v, Tensor? sinks, Tensor? cu_seqlens_q, Tensor? cu_seqlens_kv, "
     "Tensor? cache_seqlens, Tensor? block_table"

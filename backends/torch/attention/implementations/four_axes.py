@@ -24,8 +24,6 @@ from einops_fast.runtime.tracing import is_tracing
 if TYPE_CHECKING:
     from einops_fast.attention.prepare import Plan
 
-__all__ = ["ALIGNED", "FourAxes", "OnFourAxes", "aligned", "four_axes", "odd_addresses", "odd_strides"]
-
 ALIGNED = 16
 """Bytes that libraries read at a time: addresses and strides of q, k and v are to be multiples."""
 

@@ -15,8 +15,6 @@ from einops_fast.attention.torch_state import hides_values
 from einops_fast.errors import OperandError, ShapeError, SubscriptsError
 from einops_fast.runtime.tracing import is_tracing
 
-__all__ = ["attend_nested", "packed_call", "parts"]
-
 _UNLIKE = "the sequences of k and of v have different lengths"
 
 

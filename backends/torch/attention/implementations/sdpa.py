@@ -26,8 +26,6 @@ from einops_fast.backends.torch.attention.implementations.four_axes import (
 )
 from einops_fast.runtime.tracing import is_tracing, known
 
-__all__ = ["Cudnn", "Efficient", "Flash", "Sdpa", "is_plain"]
-
 _cuda: Any = torch.backends.cuda
 
 _EXACT = {"float16": ("float16",), "bfloat16": ("bfloat16",), "float32": ("float16", "bfloat16", "float32")}

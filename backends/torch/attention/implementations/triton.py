@@ -13,8 +13,6 @@ from einops_fast.backends.torch.attention.implementations.devices import capabil
 from einops_fast.backends.triton_support import why_unusable
 from einops_fast.dtypes import FLOATS
 
-__all__ = ["Triton"]
-
 _MOST_FEATURES = 256
 _ON_HOPPER = 0.85
 """Share of the peak where kernels in Gluon do it: more than cuDNN's."""

@@ -12,7 +12,8 @@ from einops_fast.backends.triton.attention.launches import Launch, Room
 from einops_fast.backends.triton.attention.problem import ANY, Problem
 from einops_fast.backends.triton.launching.arrays import Array
 from einops_fast.backends.triton.launching.kernel_call import DeclaredCall
-from einops_fast.backends.triton.launching.launch import ALIGNMENT, interpreted
+from einops_fast.backends.triton.launching.launch import ALIGNMENT
+from einops_fast.backends.triton_support import interpreted
 from einops_fast.planning.cost import ITEM_SIZES
 
 BATCH_AXES = 3

@@ -28,17 +28,6 @@ from einops_fast.backends.triton.contraction.matrix_product import activated, ha
 from einops_fast.backends.triton.device.barriers import barrier
 from einops_fast.backends.triton.device.indexing import field
 
-__all__ = [
-    "activate_meanwhile",
-    "beginning",
-    "bias_of",
-    "finish_in_pieces",
-    "hand_over",
-    "last_meanwhile",
-    "put",
-    "write",
-]
-
 
 @gluon.constexpr_function
 def _bias_has_rows(tiling):

@@ -21,8 +21,6 @@ from einops_fast.backends.triton.contraction.boxes.tiles import (
 )
 from einops_fast.backends.triton.device.indexing import field
 
-__all__ = ["factor_of", "left_layout", "multiplied"]
-
 
 @gluon.constexpr_function
 def left_layout(width):

@@ -46,8 +46,6 @@ from einops_fast.backends.triton.contraction.matrix_product import activated
 from einops_fast.backends.triton.device.barriers import barrier
 from einops_fast.backends.triton.device.indexing import field, take_turn
 
-__all__ = ["box_kernel"]
-
 
 @gluon.jit
 def _load_right(rights, batch, row, column, step, slot, ready, tiling: gl.constexpr):

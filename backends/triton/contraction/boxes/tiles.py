@@ -15,11 +15,6 @@ from einops_fast.backends.triton.device.indexing import field
 from einops_fast.backends.triton.device.offsets import in_swaths
 from einops_fast.planning.epilogue import Epilogue
 
-__all__ = [
-    "BATCH", "COLUMNS", "CONTRACTED", "ROWS", "BoxTiling", "Dim", "View", "dim_of", "ends_late", "flat_box", "is_fresh",
-    "part_of", "place_of", "product_layout", "run_of", "steps_of", "tile_of",
-]  # fmt: skip
-
 BATCH, ROWS, COLUMNS, CONTRACTED = range(4)
 
 _SHORT = ("none", "relu", "leaky_relu", "squared_relu", "star_relu")

@@ -33,8 +33,6 @@ from einops_fast.backends.triton.device.tiling import Axis, power_of_two
 from einops_fast.backends.triton.launching.launch import ALIGNMENT
 from einops_fast.planning.cost import ITEM_SIZES, Ceilings
 
-__all__ = ["loose", "tilings"]
-
 _ITEM = 2
 """Bytes of an element: the products of warp groups turn operands around for these only."""
 

@@ -20,8 +20,6 @@ from einops_fast.backends.triton.device.indexing import counted, field, inside, 
 from einops_fast.backends.triton.device.offsets import in_swaths
 from einops_fast.backends.triton.device.tiling import Role
 
-__all__ = ["ChainTiling", "array_of", "chain_kernel"]
-
 
 @dataclass(frozen=True)
 class ChainTiling(MatrixTiling):

@@ -24,8 +24,6 @@ from einops_fast.backends.triton.device.tiling import linear_role
 from einops_fast.planning.chains import padded_extent
 from einops_fast.planning.cost import ITEM_SIZES, Ceilings
 
-__all__ = ["tilings"]
-
 # Rows and columns of a tile, and warps.
 _HALF = (
     (128, 128, 8),

@@ -19,8 +19,6 @@ from einops_fast.backends.triton.device.tiling import LANES, Group
 from einops_fast.planning.cost import Ceilings
 from einops_fast.planning.layout import VECTOR
 
-__all__ = ["reduction_seconds"]
-
 _CACHE = 1.35
 """How many times as fast as memory the cache is."""
 

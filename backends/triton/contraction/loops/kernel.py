@@ -29,8 +29,6 @@ from einops_fast.backends.triton.device.indexing import (
 )
 from einops_fast.backends.triton.device.tiling import Role, reach
 
-__all__ = ["ReductionTiling", "reduce_kernel"]
-
 
 @dataclass(frozen=True)
 class ReductionTiling(Tiling):

@@ -15,8 +15,6 @@ from einops_fast.backends.triton.contraction.tiling import even_parts, listed
 from einops_fast.backends.triton.device.tiling import Axis, Group, Role, by_stride, linear_role, power_of_two
 from einops_fast.planning.cost import ITEM_SIZES, Ceilings, is_complex
 
-__all__ = ["sum_of_parts", "tilings"]
-
 _PASSING = (8 << 20, 192 << 20)
 """Bytes of an operand that is better not kept in the cache, as measured on an H200."""
 

@@ -33,8 +33,6 @@ from einops_fast.backends.triton.device.indexing import (
 from einops_fast.backends.triton.device.offsets import in_swaths
 from einops_fast.backends.triton.device.tiling import Role, reach
 
-__all__ = ["ContractionTiling", "contract_kernel"]
-
 _LONG, _EVEN = 384, 32
 """From how many products on their sum in float32 is made of those of chunks, since errors grow with the number that is
 added up one after the other. Of k products there are about the root of k / 32 chunks, as the end of each takes time."""

@@ -32,9 +32,6 @@ from einops_fast.backends.triton.device.tiling import (
 )
 from einops_fast.planning.cost import ITEM_SIZES, Ceilings, is_integer
 
-__all__ = ["contracted_role", "tilings"]
-
-
 # Rows, columns and contracted extent of a tile, warps, stages: shapes that keep the tensor cores busy, and
 # smaller ones for small results.
 _HALF = (

@@ -25,8 +25,6 @@ from einops_fast.backends.triton.device.barriers import barrier
 from einops_fast.backends.triton.device.indexing import counted, field, inside_at, offsets_at, take_turn
 from einops_fast.backends.triton.device.offsets import in_swaths
 
-__all__ = ["fma_kernel"]
-
 
 @gluon.constexpr_function
 def _parts(tiling, operand):

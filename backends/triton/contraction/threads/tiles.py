@@ -11,8 +11,6 @@ from einops_fast.backends.triton.contraction.pointers.kernel import ContractionT
 from einops_fast.backends.triton.contraction.tiling import LEFT, OUT, RIGHT
 from einops_fast.backends.triton.device.tiling import LANES, Group, Role
 
-__all__ = ["FmaTiling"]
-
 _REGISTERS, _SHARED, _RESERVED = 1 << 16, 228 << 10, 1 << 10
 """Registers and bytes of shared memory of a multiprocessor, of which each program takes some more
 than it has."""

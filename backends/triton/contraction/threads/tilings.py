@@ -24,8 +24,6 @@ from einops_fast.backends.triton.contraction.tiling import (
 from einops_fast.backends.triton.device.tiling import NOTHING, Role, power_of_two
 from einops_fast.planning.cost import Ceilings
 
-__all__ = ["in_parts", "tiling_of", "tilings"]
-
 _ITEM = 4
 
 _FEW, _LARGE, _WARPS = 4, 0.05, 16

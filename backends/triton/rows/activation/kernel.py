@@ -24,14 +24,6 @@ from einops_fast.backends.triton.rows.tiles import (
     store_tile,
 )
 
-__all__ = [
-    "ActivationFeatures",
-    "ActivationStrides",
-    "activated_tile",
-    "activation_gradient_kernel",
-    "activation_kernel",
-]
-
 
 @dataclass(frozen=True)
 class ActivationFeatures(RowFeatures):

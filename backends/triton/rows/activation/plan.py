@@ -18,8 +18,6 @@ from einops_fast.backends.triton.rows.rows import Rows, RowTiling, dropping, row
 from einops_fast.backends.triton.rows.tilings import column_tilings, element_tilings
 from einops_fast.planning.layout import contiguous_strides
 
-__all__ = ["activation", "activation_gradients"]
-
 _DIGITS = {"float16": 11, "bfloat16": 8}
 """Binary digits of types that have few."""
 

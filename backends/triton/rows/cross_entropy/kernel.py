@@ -34,11 +34,6 @@ from einops_fast.backends.triton.rows.tiles import (
     within,
 )
 
-__all__ = [
-    "CrossEntropyFeatures", "CrossEntropyStrides", "cross_entropy_gradient_kernel", "cross_entropy_kernel",
-    "loss_sums_kernel", "loss_total_kernel",
-]  # fmt: skip
-
 
 @dataclass(frozen=True)
 class CrossEntropyFeatures(RowFeatures):

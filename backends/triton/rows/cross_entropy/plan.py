@@ -22,8 +22,6 @@ from einops_fast.backends.triton.rows.plan import Operands, RowCall, size_of
 from einops_fast.backends.triton.rows.rows import Rows, RowTiling, rows_of
 from einops_fast.backends.triton.rows.tilings import loss_tilings
 
-__all__ = ["cross_entropy", "cross_entropy_gradient", "reduced_losses"]
-
 _BLOCK, _MOST_PARTS = 1024, 256
 """Losses that a program adds at a time, and how many programs there are at most."""
 

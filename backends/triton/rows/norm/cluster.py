@@ -17,8 +17,6 @@ from einops_fast.backends.triton.rows.cluster import from_shared, parameter, par
 from einops_fast.backends.triton.rows.norm.kernel import norm_statistics, norm_sum, store_norm
 from einops_fast.backends.triton.rows.tiles import kept_elements, row_place, store_tile
 
-__all__ = ["norm_cluster_kernel"]
-
 
 @gluon.jit
 def _found(x, residual, row, rows, number, runs, exist, sizes, strides, f: gl.constexpr, t: gl.constexpr):

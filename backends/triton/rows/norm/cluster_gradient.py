@@ -26,8 +26,6 @@ from einops_fast.backends.triton.rows.cluster import (
 from einops_fast.backends.triton.rows.norm.gradient import store_norm_gradient, weighted
 from einops_fast.backends.triton.rows.tiles import kept_elements, row_place, total_of
 
-__all__ = ["norm_gradient_cluster_kernel"]
-
 
 @gluon.jit
 def _row(of, means, rstds, row, rows, number, runs, exist, sizes, strides, f: gl.constexpr, t: gl.constexpr):

@@ -29,16 +29,6 @@ from einops_fast.backends.triton.rows.tiles import (
     total_of,
 )
 
-__all__ = [
-    "gradient_tile",
-    "norm_columns_kernel",
-    "norm_gradient_kernel",
-    "norm_row_sums_kernel",
-    "normalised_tile",
-    "store_norm_gradient",
-    "weighted",
-]
-
 
 @triton.jit
 def normalised_tile(h, means, rstds, row, column, there, exists, sizes, strides, f: tl.constexpr):

@@ -34,8 +34,6 @@ from einops_fast.backends.triton.rows.tiles import (
     total_of,
 )
 
-__all__ = ["NormFeatures", "NormStrides", "norm_kernel", "norm_statistics", "norm_sum", "store_norm"]
-
 
 @dataclass(frozen=True)
 class NormFeatures(RowFeatures):

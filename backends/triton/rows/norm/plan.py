@@ -22,8 +22,6 @@ from einops_fast.backends.triton.rows.tilings import column_tilings, gradient_ti
 from einops_fast.planning.layout import Strides, contiguous_strides, dense_strides
 from einops_fast.planning.target import Operand
 
-__all__ = ["norm", "norm_gradients"]
-
 _STATISTICS = 2
 """Which of the arrays has one element for each row."""
 

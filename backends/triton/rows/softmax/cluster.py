@@ -17,8 +17,6 @@ from einops_fast.backends.triton.rows.softmax.gradient import softmax_gradient_t
 from einops_fast.backends.triton.rows.softmax.kernel import softmax_reference
 from einops_fast.backends.triton.rows.tiles import exponential, most_of, row_place, store_tile, total_of
 
-__all__ = ["softmax_cluster_kernel", "softmax_gradient_cluster_kernel"]
-
 
 @gluon.jit(do_not_specialize=["rows"])
 def softmax_cluster_kernel(

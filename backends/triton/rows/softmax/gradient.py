@@ -26,8 +26,6 @@ from einops_fast.backends.triton.rows.tiles import (
     within,
 )
 
-__all__ = ["softmax_gradient_kernel", "softmax_gradient_tile", "softmax_pair", "softmax_summand"]
-
 
 @triton.jit
 def softmax_pair(out, d_out, places, column, exists, strides, f: tl.constexpr):

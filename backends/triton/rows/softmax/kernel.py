@@ -40,18 +40,6 @@ from einops_fast.backends.triton.rows.tiles import (
     within,
 )
 
-__all__ = [
-    "SoftmaxFeatures",
-    "SoftmaxStrides",
-    "scaled",
-    "softmax_finished",
-    "softmax_kernel",
-    "softmax_of_tile",
-    "softmax_reference",
-    "softmax_scores",
-    "store_edges",
-]
-
 
 @dataclass(frozen=True)
 class SoftmaxFeatures(RowFeatures):

@@ -15,8 +15,6 @@ from einops_fast.backends.triton.rows.softmax.gradient import softmax_gradient_k
 from einops_fast.backends.triton.rows.softmax.kernel import SoftmaxFeatures, SoftmaxStrides, softmax_kernel
 from einops_fast.backends.triton.rows.tilings import cut_tilings, row_tilings
 
-__all__ = ["softmax", "softmax_gradient"]
-
 
 class _Kernels(NamedTuple):
     """The kernels of the result, or of the gradient: with one program for a row or a part of it, and with clusters.
