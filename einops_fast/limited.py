@@ -37,6 +37,7 @@ from einops_fast.runtime.loops import in_loops
 from einops_fast.runtime.plan_cache import emptied_with_plans, keep
 from einops_fast.runtime.settings import settings
 from einops_fast.runtime.tracing import is_tracing
+from einops_fast.runtime.tuning import current_mode
 
 _UNASKED = 16.0
 """How many times the FLOPs pieces that nobody asked for may take; with more, memory has run out."""
@@ -135,8 +136,11 @@ def _einsum_within(
     """
     limit = current_limit() if memory_limit is None else read_bytes(memory_limit)
     planned = dict(options)
+    mode, precision = current_mode(planned.pop("autotune", None)), planned.pop("precision", None)
+    if mode in ("wait", "always"):
+        mode = "auto"  # to measure ways beside the call takes memory: for their results, and to empty the cache
     try:
-        with unlimited(), settings(planned.pop("autotune", None), planned.pop("precision", None)):
+        with unlimited(), settings(mode, precision):
             return _limited(limit, operands, sizes, out, **planned)
     except _NoPieces:
         if memory_limit is not None:

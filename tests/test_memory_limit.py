@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 from optional_mxnet import mxnet_or_skip
 
 import einops_fast
-from einops_fast import contract_expression, explain, fast_einsum, limited
+from einops_fast import autotune, contract_expression, explain, fast_einsum, limited
 from einops_fast.backends import get_backend
 from einops_fast.errors import EinsumError, OperandError, ShapeError
 from einops_fast.runtime.limits import read_bytes
 from einops_fast.runtime.plan_cache import clear_plans
+from einops_fast.runtime.tuning import current_mode
 
 PYTHON = 1 << 15
 """Bytes of the interpreter's own objects, about: plans, views, loops."""
@@ -361,6 +362,18 @@ def test_compiled_code_leaves_such_calls_as_they_are(torch: Any) -> None:
 
     torch._dynamo.reset()
     torch.testing.assert_close(torch.compile(program, backend="eager")(x), program(x))
+
+
+@pytest.mark.parametrize(
+    ("mode", "within"), [("wait", "auto"), ("always", "auto"), ("never", "never"), ("reproducible", "reproducible")]
+)
+def test_nothing_is_measured_beside_a_call(mode: Any, within: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    modes = []
+    monkeypatch.setattr(limited, "fast_einsum", lambda *given, **options: modes.append(current_mode()))
+    for options in ({"autotune": mode}, {}):
+        with autotune("auto" if options else mode):
+            fast_einsum("ij,jk->ik", np.ones((3, 4)), np.ones((4, 5)), memory_limit="1GB", **options)
+    assert modes == [within] * 2
 
 
 @pytest.mark.gpu

@@ -33,7 +33,8 @@ def memory_limit(limit: int | str) -> Setting:
     with it has it in its calls. Blocks nest, and each thread and each asyncio task has its own, as with
     :func:`einops_fast.autotune`. The default is what the environment variable ``EINOPS_FAST_MEMORY_LIMIT`` said when
     the package was imported. What can't be contracted in pieces (code that is traced or compiled, arrays of no backend
-    of ours, dtypes that are left to the framework's own einsum) has no such limit.
+    of ours, dtypes that are left to the framework's own einsum) has no such limit. Ways are measured by the calls
+    themselves only, as in ``autotune('auto')``: to measure them beside a call would take memory of its own.
 
     Args:
         limit: bytes, or a text such as ``'2GiB'``.
