@@ -78,7 +78,7 @@ ON_GPU_ONLY: dict[str, dict[str, Any]] = {
     "one head for all": {"batch": (2, 6), "k_batch": (2, 1), "q_len": 200, "causal": True},
     "bias by query": {"bias": (2, 1, 140, 1), "causal": True},
     "one number": {"bias": (1, 1, 1, 1)},
-    "both, softcap": {"bias": (1, 2, 140, 200), "mask": (2, 1, 140, 200), "softcap": 5.0},
+    "both, softcap": {"kv_len": 208, "bias": (1, 2, 140, 208), "mask": (2, 1, 140, 208), "softcap": 5.0},
     "bias, many keys": {"kv_len": 2056, "bias": (2, 2, 140, 2056)},
     "bias, many keys, softcap": {"kv_len": 2056, "bias": (2, 2, 140, 2056), "softcap": 5.0, "causal": True},
     "both, long": {"q_len": 1100, "kv_len": 1040, "bias": (2, 2, 1100, 1040), "mask": (2, 1, 1100, 1040)},
