@@ -19,21 +19,21 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, suppress
 from functools import partial
 from threading import Lock, RLock
 from typing import Any, NamedTuple
 
 import triton
 from triton import knobs
-from triton.compiler import ASTSource
+from triton.compiler import ASTSource, CompiledKernel
 from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime import driver
 from triton.runtime.jit import DependenciesFinder
 
 from einops_fast.backends.triton.launching.arrays import Array
 from einops_fast.backends.triton.launching.launch import ALIGNMENT
-from einops_fast.runtime.plan_cache import keep
+from einops_fast.runtime.plan_cache import emptied_with_plans, keep
 
 _Path = tuple[int, ...]
 """Where an argument is: its number, then places in tuples."""
@@ -152,18 +152,32 @@ def _compile(function: Any, given: Signature, options: tuple[tuple[str, Any], ..
     hints = {path: [["tt.divisibility", ALIGNMENT]] for path in given.aligned}
     source = written_in(function, dict(given.types), dict(given.constants), hints)
     target = driver.active.get_current_target()
-    with compiling(), _assembling(target.backend):
-        compiled = triton.compile(source, target=target, options=dict(options))
+    compiled = _made_elsewhere(source, (function, given, options, target.arch))
+    if compiled is None:
+        with compiling():
+            compiled = triton.compile(source, target=target, options=dict(options))
     _ = compiled.run  # loads it on the device, which may fail
     return compiled
 
 
-def _assembling(backend: str) -> AbstractContextManager[None]:
-    if backend != "cuda":
-        return nullcontext()
-    from einops_fast.backends.triton.launching.assembler import one_assembler  # of Triton's code for NVIDIA
+Files = tuple[str, dict[str, str]]
+"""Of a compiled kernel: Triton's key, and their paths by name."""
 
-    return one_assembler()
+elsewhere: dict[tuple[Any, ...], Files] = emptied_with_plans({})
+"""Where other processes have left kernels: by function, signature, options and architecture."""
+
+
+def _made_elsewhere(source: Any, key: tuple[Any, ...]) -> Any:
+    """Return a kernel that another process has left, if one has.
+
+    Triton's own key says less than that here: inductor has Triton take another ptxas and another folder, in the midst
+    of a program.
+    """
+    if key in elsewhere:
+        name, files = elsewhere[key]
+        with suppress(OSError, KeyError, StopIteration, ValueError):  # somebody has removed the files, say
+            return CompiledKernel(source, files, name)
+    return None
 
 
 _KEY = "-untangled-unpromised"

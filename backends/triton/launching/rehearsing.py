@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,8 +19,9 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.cache import triton_key
 
-from einops_fast.backends.triton.launching.compiling import Signature, compiled_for, is_compiled
+from einops_fast.backends.triton.launching.compiling import Files, Signature, compiled_for, elsewhere, is_compiled
 from einops_fast.runtime import background
+from einops_fast.runtime.plan_cache import keep
 
 if TYPE_CHECKING:
     from einops_fast.backends.triton.launching.kernel_call import KernelCall
@@ -89,8 +91,16 @@ def compile_elsewhere(launches: Sequence[Rehearsed]) -> Future[Any]:
     for function, *source in sources:
         module, name = function.__module__, function.__name__
         if getattr(import_module(module), name, None) is function:
-            pieces.append(background.submit(_compile, arch, module, name, *source))
+            piece = background.submit(_compile, arch, module, name, *source)
+            piece.add_done_callback(partial(_note, (function, *source, arch)))
+            pieces.append(piece)
     return _all_of(pieces)
+
+
+def _note(key: tuple[Any, ...], piece: Future[Files]) -> None:
+    """Note where a process has left a kernel, if it hasn't failed."""
+    if piece.exception() is None:
+        keep(elsewhere, key, piece.result())
 
 
 def _all_of(pieces: Sequence[Future[Any]]) -> Future[Any]:
@@ -113,10 +123,11 @@ def _all_of(pieces: Sequence[Future[Any]]) -> Future[Any]:
     return whole
 
 
-def _compile(arch: int, module: str, name: str, given: Signature, options: tuple[tuple[str, Any], ...]) -> None:
-    """Compile a kernel for a device that is another process's, which then finds it in Triton's cache."""
+def _compile(arch: int, module: str, name: str, given: Signature, options: tuple[tuple[str, Any], ...]) -> Files:
+    """Compile a kernel for a device that is another process's; return what that finds it by."""
     with aimed_at(arch):
-        compiled_for(getattr(import_module(module), name), given, options)
+        compiled = compiled_for(getattr(import_module(module), name), given, options)
+        return compiled.hash, {each: str(path) for each, path in compiled.metadata_group.items()}
 
 
 _PLENTY = 1 << 30

@@ -123,45 +123,52 @@ def test_a_kernel_has_one_key_in_all_processes(tmp_path: Path) -> None:
     assert len(set(forwards)) == 6
 
 
-ASSEMBLERS = """
+FOUND = """
 import os
 import sys
 from pathlib import Path
 
 import torch
-from triton.backends.nvidia import compiler
+import triton
 
 from fused_steps import ON, fused_step
 
 from einops_fast.backends.triton.contraction.candidates import kernel_candidates
-from einops_fast.backends.triton.launching.rehearsing import _compile, aimed_at
+from einops_fast.backends.triton.launching.rehearsing import aimed_at, compile_elsewhere
 
-# A torch whose wheel has a ptxas, as those with CUDA have.
-folder = Path(sys.argv[1])
-other = folder / "bin" / "ptxas"
-other.parent.mkdir(exist_ok=True)
-other.write_text("#!/bin/sh\\ntest $1 = --version && echo release 99.1")
-other.chmod(0o755)
-torch.__file__ = str(folder / "__init__.py")
-if INDUCTOR:
-    os.environ["TRITON_PTXAS_PATH"] = str(other)
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    step = fused_step("ik,kj->ij", (torch.zeros(512, 256), torch.zeros(256, 384)))
+    compiled = triton.compile
 
-step = fused_step("ik,kj->ij", (torch.zeros(512, 256), torch.zeros(256, 384)))
-with aimed_at(90):
-    (kernel,) = kernel_candidates(step, "float32", ON)[0].launches()
-    function, *source = kernel.call.source_for(*kernel.arrays)
-before = set(folder.rglob("*.cubin"))
-_compile(90, function.__module__, function.__name__, *source)
-print(len(set(folder.rglob("*.cubin")) - before))
-print(compiler.get_ptxas(90).version == "99.1", "99.1" in compiler.get_ptxas_version(90))
+    def reported(source, **options):
+        print("compiled", source.name)
+        return compiled(source, **options)
+
+    triton.compile = reported
+    with aimed_at(90):
+        launches = kernel_candidates(step, "float32", ON)[0].launches()
+        compile_elsewhere(launches).result()
+        # What inductor does, in the midst of a program.
+        other = folder / "ptxas"
+        other.write_text("#!/bin/sh\\ntest $1 = --version && echo release 99.1")
+        other.chmod(0o755)
+        os.environ |= {"TRITON_PTXAS_PATH": str(other), "TRITON_CACHE_DIR": str(folder / "inductor")}
+        if REMOVED:
+            for file in folder.rglob("*.json"):
+                file.unlink()
+            del os.environ["TRITON_PTXAS_PATH"]
+        for each in launches:
+            each.compile()
+            print(each.is_loaded())
 """
 
 
-def test_what_inductor_assembles_by_changes_no_key(tmp_path: Path) -> None:
-    """A kernel is found where inductor has Triton take torch's ptxas, as it does for inductor's own kernels."""
-    before, after = (printed(ASSEMBLERS.replace("INDUCTOR", word), tmp_path, str(tmp_path)) for word in "01")
-    assert before == ["1", "False False"]
-    assert after == ["0", "True True"]
+@pytest.mark.parametrize(("removed", "compiled"), [("0", 0), ("1", 1)])
+def test_what_other_processes_have_compiled_is_found(removed: str, compiled: int, tmp_path: Path) -> None:
+    """Whatever assembler and cache inductor has Triton take meanwhile; what is gone is compiled once more."""
+    lines = printed(FOUND.replace("REMOVED", removed), tmp_path, str(tmp_path))
+    assert [line.split()[0] for line in lines] == ["compiled"] * compiled + ["True"]
 
 
 def test_a_process_without_a_gpu_compiles_for_several(tmp_path: Path) -> None:
