@@ -188,14 +188,7 @@ def _unit(name: str) -> float:
 
 
 def listing(times: Mapping[str, float]) -> str:
-    """Return a line per kernel with its seconds, the longest first.
-
-    >>> print(listing({'copy': 2e-5, 'gemm': 1.5e-3}))
-         Time | Kernel
-    --------- | ------
-     1.500 ms | gemm
-     0.020 ms | copy
-    """
+    """Return a line per kernel with its seconds, the longest first."""
     lines = [f"{seconds * 1e3:6.3f} ms | {name}" for name, seconds in sorted(times.items(), key=lambda item: -item[1])]
     return "\n".join(["     Time | Kernel", "--------- | ------", *lines])
 

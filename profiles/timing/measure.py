@@ -148,11 +148,7 @@ def check_ways(ways: Sequence[Way], judge: Judge, native: str, cannot: type[Exce
 
 
 def too_wrong(error: float, limit: float) -> str:
-    """Return why a result doesn't count that is off by more than allowed; empty if it isn't.
-
-    >>> too_wrong(0.5, 0.1), too_wrong(0.1, 0.5)
-    ('wrong: error 5.0e-01, allowed 1.0e-01', '')
-    """
+    """Return why a result doesn't count that is off by more than allowed; empty if it isn't."""
     return f"wrong: error {error:.1e}, allowed {limit:.1e}" if not error <= limit else ""
 
 

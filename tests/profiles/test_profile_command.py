@@ -3,7 +3,6 @@
 import csv
 import json
 import os
-import re
 import signal
 import sys
 from dataclasses import replace
@@ -150,12 +149,6 @@ def test_wrong_arguments_are_told(arguments, message, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_tables_without_rich(run, mine, monkeypatch):
-    monkeypatch.setitem(sys.modules, "rich.table", None)
-    _, _, printed = run("contraction", "--framework", "numpy", "--cases", str(mine))
-    assert re.search(r"^contraction: numpy, float32, forward\ncase +called +sizes", printed, re.MULTILINE)
-
-
 def test_traces_are_written(run, torch, mine, tmp_path):
     run("contraction", "--framework", "torch", "--dtype", "float32", "--cases", str(mine), "--only-run", "words",
         "--forward-only", "--trace")  # fmt: skip
@@ -292,18 +285,6 @@ def test_later_rows_count_and_files_are_named_after_the_gpu(told):
     _, result, files = told([Machine("Some CPU", 2, {}), *RIGHT, replace(RIGHT[2], kernels="gemm")], quick=True)
     assert files[0] == "contraction-nvidia-h200-partial.csv"
     assert [(row.what, row.kernels) for row in result.rows] == [("native", ""), (OURS, "gemm")]
-
-
-@pytest.mark.parametrize(
-    "record",
-    [
-        Row("torch", "a", OURS, "float32", failure="wrong", backward=True, guest=True, kernel_seconds={"k": 1e-3}),
-        H200,
-        records.Note("left out"),
-    ],
-)
-def test_records_travel(record):
-    assert records.decode(records.encode(record)) == record
 
 
 # Against an earlier run, and going on from one

@@ -1,11 +1,7 @@
 """README and docs say what kept results, docstrings and folders say; results of any age can be read."""
 
-import doctest
 import json
-import os
 import re
-from importlib import import_module
-from pathlib import Path
 
 import pytest
 from python_process import run_python
@@ -14,6 +10,7 @@ from einops_fast.profiles.cases import ITEM_SIZES
 from einops_fast.profiles.contraction.cases import FAMILIES
 from einops_fast.profiles.reporting import documents, results
 from einops_fast.profiles.reporting.records import Ceiling, Row, skipped
+from einops_fast.profiles.reporting.report import markdown_table
 from einops_fast.profiles.reporting.results import RESULTS, ROOT, Result, read_result, reports_folder
 
 every_document = pytest.mark.parametrize(
@@ -145,25 +142,8 @@ def test_a_result_is_read_as_it_was_written(tmp_path):
     assert json.loads(path.read_text("utf-8"))["rows"][1] == plain
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"rows": [{"colour": 1}]}'])
-def test_what_is_no_result_is_told(text, tmp_path):
-    path = tmp_path / "r.json"
-    path.write_text(text)
-    with pytest.raises(ValueError, match="no result of a study"):
-        read_result(path)
-
-
-def test_a_result_that_cannot_be_written_leaves_the_one_before(tmp_path, monkeypatch):
-    def replace(*paths):
-        raise OSError("no space left")
-
-    path = tmp_path / "einsum.json"
-    path.write_text("before")
-    monkeypatch.setattr(os, "replace", replace)
-    with pytest.raises(OSError, match="no space"):
-        Result("einsum", "Some CPU", 1, "2026-01-01", True, {}, (), ()).write_json(path)
-    assert path.read_text() == "before"
-    assert list(tmp_path.iterdir()) == [path]
+def test_a_cell_stays_in_its_column_and_line():
+    assert markdown_table(("a",), [("x|y\nz",)]).splitlines()[-1] == "| x\\|y z |"
 
 
 def test_reports_replace_no_kept_results_nor_parts_of_an_installed_package(tmp_path, monkeypatch):
@@ -171,22 +151,3 @@ def test_reports_replace_no_kept_results_nor_parts_of_an_installed_package(tmp_p
     monkeypatch.setattr(results, "ROOT", tmp_path / "site-packages")
     monkeypatch.chdir(tmp_path)
     assert reports_folder().resolve().parent == tmp_path.resolve()
-
-
-# Examples
-
-PROFILES = Path(documents.__file__).parents[1]
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        ".".join(path.relative_to(PROFILES).with_suffix("").parts)
-        for path in sorted(PROFILES.rglob("*.py"))
-        if ">>>" in path.read_text("utf-8")
-    ],
-)
-def test_examples_are_right(name):
-    done = doctest.testmod(import_module(f"einops_fast.profiles.{name}"))
-    assert done.attempted
-    assert not done.failed
