@@ -15,8 +15,8 @@ from einops_fast.profiles.frameworks import Framework
 from einops_fast.profiles.timing.accuracy import random_values
 
 __all__ = [
-    "Around", "Call", "Compiler", "Inputs", "Way", "answer", "bind", "inputs", "laid_out",
-    "our_way", "stored_shapes",
+    "Around", "Call", "Compiler", "Inputs", "Way", "answer", "bind", "inputs", "our_way",
+    "stored_shapes",
 ]  # fmt: skip
 
 Around = Callable[[], AbstractContextManager[Any]]
@@ -132,7 +132,10 @@ def inputs(
     else:
         stored = framework.normal(shapes, dtype, seed)
     cotangents = (stored.pop(),) if backward else ()
-    operands = laid_out(case, framework, stored)
+    operands = [
+        array if order == term else _view(framework, array, term, shape, order)
+        for array, term, shape, order in zip(stored, case.inputs, case.shapes, case.orders, strict=True)
+    ]
     if backward:
         for operand in operands:
             framework.track(operand)
@@ -144,14 +147,6 @@ def stored_shapes(case: Case) -> list[Shape]:
     return [
         tuple(extent for _, extent in _stored(term, shape, order))
         for term, shape, order in zip(case.inputs, case.shapes, case.orders, strict=True)
-    ]
-
-
-def laid_out(case: Case, framework: Framework, stored: Sequence[Any]) -> list[Any]:
-    """Return the operands as views of arrays of :func:`stored_shapes`."""
-    return [
-        array if order == term else _view(framework, array, term, shape, order)
-        for array, term, shape, order in zip(stored, case.inputs, case.shapes, case.orders, strict=True)
     ]
 
 
