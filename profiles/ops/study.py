@@ -20,7 +20,7 @@ from einops_fast.profiles.ops.check import (
 )
 from einops_fast.profiles.ops.models import ModuleWay, model_reference
 from einops_fast.profiles.ops.ways import LIBRARIES, MAKERS, check_library, op_inputs
-from einops_fast.profiles.reporting.cells import gigabytes
+from einops_fast.profiles.reporting.cells import gigabytes, speedup
 from einops_fast.profiles.reporting.charts import Chart, Spec, case_chart, chart, curves, plane
 from einops_fast.profiles.reporting.records import Ceiling, Row
 from einops_fast.profiles.study import Study, Task
@@ -111,7 +111,7 @@ class OpsStudy(Study):
             for kind, epoi in (("ratios", False), ("epoi", True)):
                 chosen = [row for row in others if row.case.startswith("epoi") is epoi]
                 axis = "native time / this, log scale (right of 1 is faster)"
-                charts.append(case_chart(f"{dtype}-{kind}", title, chosen, lambda row: row.speedup, axis, ratios=True))
+                charts.append(case_chart(f"{dtype}-{kind}", title, chosen, speedup, axis, ratios=True))
         return [made for made in charts if made is not None]
 
 

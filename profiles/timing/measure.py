@@ -168,15 +168,10 @@ def time_ways(
     clock: Clock | None = None,
     hiding_launches: float | None = None,
 ) -> list[Timing]:
-    """Time the ways that passed their check, in turns.
+    """Time the ways that passed their check, in turns, by the device's own clock unless another is given.
 
-    Args:
-        checked: what came out of their check.
-        make_inputs: of a framework; not those of the check: nothing remembered from there can help.
-        effort: how long to measure.
-        clock: what to measure with; default: the device's own clock.
-        hiding_launches: bytes per second at which a GPU's cache is emptied, again and again before each call, until
-            the host has queued all of it; default: once.
+    Their inputs aren't those of the check: nothing remembered from there can help. ``hiding_launches`` are the bytes
+    per second at which a GPU's cache is emptied before each call until the host has queued all of it; default: once.
     """
     timed = {each.name: each for each in checked}
     given = cache(make_inputs)

@@ -12,6 +12,7 @@ from einops_fast.profiles.reporting import documents, results
 from einops_fast.profiles.reporting.records import Ceiling, Row, skipped
 from einops_fast.profiles.reporting.report import markdown_table
 from einops_fast.profiles.reporting.results import RESULTS, ROOT, Result, read_result, reports_folder
+from einops_fast.profiles.reporting.sections_reference import PAGES, REFERENCE, names_of, public_names
 
 every_document = pytest.mark.parametrize(
     "path", documents.DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix()
@@ -33,6 +34,25 @@ def test_every_section_stands_somewhere():
 
 def test_readme_is_short():
     assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 120
+
+
+# The reference
+
+
+@pytest.mark.parametrize(
+    "module", ["einops_fast", "einops_fast.attention", "einops_fast.metrics", "einops_fast.nn", "einops_fast.ops"]
+)
+def test_every_public_name_is_on_a_page(module):
+    listed = {name for page in PAGES for _, name in names_of(page)}
+    assert set(public_names(module)) <= listed
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_name_has_its_docstring(page):
+    text = REFERENCE[page]()
+    for module, name in names_of(page):
+        assert f"### `{name}`\n\n`from {module} import {name}`" in text
+    assert not re.search(r":(func|class|mod|data|meth):`|``", text.replace("```", ""))
 
 
 # Links and paths
