@@ -127,7 +127,7 @@ class Framework:
         return {self.name: str(import_module(self.name).__version__)}
 
     def device_name(self) -> str:
-        return cpu_name()
+        return next((gpu.name for gpu in gpu_properties()), "GPU") if self.device == "gpu" else cpu_name()
 
     def spoil(self, shapes: Sequence[Shape], dtype: str) -> None:
         """Fill memory that new arrays of these shapes are likely to get, so that no right result is left there."""
@@ -174,9 +174,6 @@ class CuPy(Framework):
         return EventClock(
             cuda.Event, cuda.get_elapsed_time, lambda: [cache.fill(0) for _ in range(flushes)], self.synchronize
         )
-
-    def device_name(self) -> str:
-        return str(self.np.cuda.runtime.getDeviceProperties(self.np.cuda.Device().id)["name"].decode())
 
 
 class Torch(Framework):
@@ -267,9 +264,6 @@ class Torch(Framework):
             found["triton"] = str(import_module("triton").__version__)
         return found
 
-    def device_name(self) -> str:
-        return str(self.torch.cuda.get_device_name()) if self.device == "gpu" else super().device_name()
-
     def forget(self) -> None:
         if self.device == "gpu":
             self.torch.cuda.empty_cache()
@@ -320,9 +314,6 @@ class MXNet(Framework):
 
     def synchronize(self) -> None:
         self.mx.npx.waitall()
-
-    def device_name(self) -> str:
-        return "GPU" if self.device == "gpu" else super().device_name()
 
     def track(self, array: Any) -> None:
         array.attach_grad()
