@@ -18,9 +18,9 @@ __all__ = [
     "select",
 ]  # fmt: skip
 
-# How to compute a problem: the native einsum, the same with ``optimize=True``, by hand, torch's einsum, ours, and the
-# native call with our patch in place.
-MODES = ("einsum", "einsum_optimize", "no_einsum", "th_einsum", "fast_einsum", "patched")
+# How to compute a problem: the native einsum, the same with ``optimize=True``, by hand, ours, and the native call with
+# our patch in place.
+MODES = ("einsum", "einsum_optimize", "no_einsum", "fast_einsum", "patched")
 
 # Bytes of an element, by the dtypes that cases are measured in.
 ITEM_SIZES = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}

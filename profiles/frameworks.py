@@ -54,7 +54,6 @@ class Framework:
 
     name: ClassVar[str] = "numpy"  # what to import, and what tables call it
     product: ClassVar[str] = "np.matmul"  # name of its batched matrix product, the floor of any einsum's overhead
-    default_stream: ClassVar[bool] = False  # work on a GPU is on CUDA's default stream, where anyone's events see it
     differentiable: ClassVar[bool] = False  # it has gradients
     devices: ClassVar[tuple[str, ...]] = ("cpu",)
 
@@ -152,7 +151,6 @@ class CuPy(Framework):
 
     name = "cupy"
     product = "cupy.matmul"
-    default_stream = True
     devices = ("gpu",)
 
     def load(self) -> Any:
@@ -181,7 +179,6 @@ class Torch(Framework):
 
     name = "torch"
     product = "torch.bmm"
-    default_stream = True
     differentiable = True
     devices = ("cpu", "gpu")
 

@@ -93,9 +93,9 @@ class Study(ABC):
                 ways.append(self.makers[name](task))
         return ways
 
-    def inputs(self, task: Task, framework: Framework, seed: int, *, shared: bool = False) -> Inputs:
-        """Return operands of a case; ``shared`` ones have the same values in every framework."""
-        return inputs(task.case, framework, task.dtype, seed, task.backward, shared=shared)
+    def inputs(self, task: Task, seed: int) -> Inputs:
+        """Return operands of a case."""
+        return inputs(task.case, task.framework, task.dtype, seed, task.backward)
 
     def check(self, task: Task, ways: Sequence[Way]) -> list[runner.Timing]:
         """Return whether each way is right; without those that aren't made for the case."""
@@ -103,11 +103,9 @@ class Study(ABC):
 
     def timed(self, task: Task, effort: runner.Effort, ceilings: Ceiling) -> list[runner.Timing]:
         """Check and time the ways of a case."""
-        ways = self.ways(task)
-        several = len({way.framework.name for way in ways}) > 1
         return runner.time_ways(
-            self.check(task, ways),
-            lambda framework: self.inputs(task, framework, 1, shared=several),
+            self.check(task, self.ways(task)),
+            lambda: self.inputs(task, 1),
             effort,
             hiding_launches=ceilings.bandwidth if self.hides_launches else None,
         )
@@ -276,7 +274,7 @@ class Study(ABC):
         task = replace(task, names=(name,))
         task = replace(task, shared=self.shared(task))
         [way] = self.ways(task)
-        return way, bind(way, self.inputs(task, way.framework, 1))
+        return way, bind(way, self.inputs(task, 1))
 
     # Compiling
 

@@ -12,7 +12,6 @@ from typing import Any
 import einops_fast
 from einops_fast.profiles.cases import Case, Shape
 from einops_fast.profiles.frameworks import Framework
-from einops_fast.profiles.timing.accuracy import random_values
 
 __all__ = [
     "Around", "Call", "Compiler", "Inputs", "Way", "answer", "bind", "inputs", "our_way",
@@ -122,15 +121,10 @@ def answer(way: Way, given: Inputs, shapes: Sequence[Shape], dtype: str) -> tupl
 # Operands of an einsum
 
 
-def inputs(
-    case: Case, framework: Framework, dtype: str, seed: int, backward: bool = False, *, shared: bool = True
-) -> Inputs:
-    """Return random operands of a case, and a cotangent for backward; ``shared`` ones are the same everywhere."""
+def inputs(case: Case, framework: Framework, dtype: str, seed: int, backward: bool = False) -> Inputs:
+    """Return random operands of a case, and a cotangent for backward."""
     shapes = [*stored_shapes(case), *([case.result_shape] if backward else [])]
-    if shared:
-        stored = [framework.array(values, dtype) for values in random_values(shapes, seed)]
-    else:
-        stored = framework.normal(shapes, dtype, seed)
+    stored = framework.normal(shapes, dtype, seed)
     cotangents = (stored.pop(),) if backward else ()
     operands = [
         array if order == term else _view(framework, array, term, shape, order)

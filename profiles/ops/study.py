@@ -74,7 +74,7 @@ class OpsStudy(Study):
         around = torch.enable_grad if task.backward else torch.no_grad
         return [replace(way, around=around) for way in task.shared.ways]
 
-    def inputs(self, task: Task, framework: Framework, seed: int, *, shared: bool = False) -> Inputs:
+    def inputs(self, task: Task, seed: int) -> Inputs:
         return op_inputs(task, seed)
 
     def check(self, task: Task, ways: Sequence[Way]) -> list[Timing]:

@@ -16,6 +16,7 @@ from einops_fast.profiles.reporting.records import Options, Row
 from einops_fast.profiles.studies import STUDIES
 from einops_fast.profiles.study import Task
 from einops_fast.profiles.timing import measure
+from einops_fast.profiles.timing.clocks import HostClock
 from einops_fast.profiles.ways import Compiler
 
 STUDY = STUDIES["contraction"]
@@ -162,7 +163,7 @@ def compiling(torch, compile_, seconds=60.0):
 def test_a_case_is_compiled_once_and_outside_the_time(torch):
     clocked = []
 
-    class Clock(measure.HostClock):
+    class Clock(HostClock):
         def sample(self, call, calls):
             clocked.append(list(log))
             return super().sample(call, calls)

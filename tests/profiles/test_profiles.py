@@ -115,7 +115,7 @@ def test_the_host_queues_a_whole_call_while_a_cache_is_emptied(numpy, monkeypatc
     way = Way("native", lambda *operands: time.sleep(0.001) or einsum(*operands), numpy)
     [timing] = measure.time_ways(
         measure.check(SMALL, [way], "float32"),
-        lambda framework: inputs(SMALL, framework, "float32", 1),
+        lambda: inputs(SMALL, numpy, "float32", 1),
         measure.QUICK,
         hiding_launches=1e12,
     )
