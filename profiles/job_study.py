@@ -47,7 +47,6 @@ class JobStudy(Study):
     note: ClassVar[str]  # how the programs ran
     together: bool = False  # all ways of a case begin side by side, and go on one by one; else one after the other
     longest: float  # seconds of a process; together, those of its beginning
-    longest_quick: float
     dtypes: Mapping[str, tuple[str, ...]] = {"cpu": ("float32",), "gpu": ("bfloat16",)}
     efforts: Mapping[str, Effort] = {"cpu": FULL, "gpu": FULL}
     drawn = False
@@ -82,8 +81,7 @@ class JobStudy(Study):
             for name in names:
                 where = task.framework.device, task.framework.threads
                 job = Job(task.case.name, name, task.dtype, task.backward, *where, quick)
-                longest = self.longest_quick if quick else self.longest
-                running[name] = stack.enter_context(started(self.name, job, longest))
+                running[name] = stack.enter_context(started(self.name, job, self.longest))
             for process in running.values() if self.together else ():
                 process.ready()
             for name, process in running.items():

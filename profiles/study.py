@@ -49,7 +49,8 @@ class Study(ABC):
     """What is measured in each framework, and the tables that it makes."""
 
     about: ClassVar[str]  # what it measures, in a few words
-    frameworks: tuple[str, ...] = ("torch",)  # measured unless others are asked for, where they are installed
+    # measured unless others are asked for, where they are installed; torch by itself is about torch's tensors alone.
+    frameworks: tuple[str, ...] = ("torch",)
     # the cases by family; `--cases` chooses one, and `--only-run` selects from it.
     families: Mapping[str, Sequence[AnyCase]]
     own_cases: bool = False  # whether `--cases` may also be a file of einsums
@@ -63,7 +64,6 @@ class Study(ABC):
     unrivalled: tuple[str, ...] = ()  # peers that compute something else, and aren't compared with ours
     guests: tuple[str, ...] = ()  # ways whose failure isn't held against the run
     on_cpu: tuple[str, ...] = ()  # ways that are measured on a CPU if nobody asks for others; all if empty
-    needs_torch: bool = True  # it is about torch's tensors alone
     dtypes: Mapping[str, tuple[str, ...]]  # measured by default, by framework and device or by device
     # how long to measure, by device.
     efforts: Mapping[str, runner.Effort] = {"cpu": runner.FULL, "gpu": runner.BRIEF}
@@ -201,7 +201,7 @@ class Study(ABC):
 
         Rows of a study that looks at kernels come again at the end: once profiled, a GPU may launch more slowly.
         """
-        if self.needs_torch and framework.name != "torch":
+        if self.frameworks == ("torch",) and framework.name != "torch":
             yield skipped(framework.name, self.ours, "this is measured on torch's tensors")
             return
         effort = runner.QUICK if options.quick else self.efforts[framework.device]

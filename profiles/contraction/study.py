@@ -133,7 +133,6 @@ class ContractionStudy(Study):
     peers = tuple(makers)[:-1]
     guests = ("compile", "cupy", "cutensor")
     on_cpu = ("native", "opt_einsum", "fast_einsum")
-    needs_torch = False
     profiled = True
     compiled = ("fast_einsum", "compile")
     dtypes: Mapping[str, tuple[str, ...]] = {

@@ -54,7 +54,6 @@ class EinsumStudy(Study):
     }
     ours = "fast_einsum"
     native = "einsum"
-    needs_torch = False
     profiled = True
     dtypes: Mapping[str, tuple[str, ...]] = {"gpu": ("float32", "float16"), "cpu": ("float32",)}
     efforts: Mapping[str, Effort] = {"cpu": FULL, "gpu": FULL}

@@ -44,7 +44,7 @@ class FirstCallsStudy(JobStudy):
         f"{told}, ms": partial(_milliseconds, phase) for phase, told in SHOWN.items()
     }
     # Afterwards the pass with kernels is left out: there may be hundreds to compile.
-    longest, longest_quick = 150.0, 60.0
+    longest = 150.0
 
     def program(self, job: Job, case: LengthsCase, framework: Framework) -> Iterator[Found]:
         return measured(job, case, framework)

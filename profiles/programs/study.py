@@ -42,7 +42,7 @@ class ProgramsStudy(JobStudy):
         "peak, GB": lambda row: times(1e-9, row.peak_bytes),
     }
     together = True
-    longest = longest_quick = 300.0
+    longest = 300.0
 
     def program(self, job: Job, case: Any, framework: Framework) -> Iterator[Found]:
         # Imports torch, which the process that reports needn't.
