@@ -33,8 +33,6 @@ def _opt_einsum(task: Task) -> Way:
 
 
 def _compile(task: Task) -> Way:
-    if task.compiler is None:
-        raise Unavailable("torch.compile takes torch tensors")
     torch, equation = task.framework.torch, task.case.called
     call, prepare = (lambda *operands: torch.einsum(equation, *operands)), task.compiler.preparing()
     return Way("compile", call, task.framework, prepare=prepare)

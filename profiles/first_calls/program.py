@@ -55,12 +55,6 @@ FUNCTIONS: dict[str, Callable[[LengthsCase, Any], Pair]] = {
 }
 
 
-def ways_of(case: LengthsCase, framework: Any) -> list[Way]:
-    """Return the native way and ours."""
-    pair = FUNCTIONS[case.operation](case, framework.torch.nn.functional)
-    return [Way(name, call, framework) for name, call in zip(("native", "ours"), pair, strict=True)]
-
-
 def batches(
     case: LengthsCase, framework: Framework, dtype: str, backward: bool, lengths: Sequence[int]
 ) -> Iterator[Inputs]:
@@ -78,9 +72,10 @@ def batches(
 # The process
 
 
-def measured(job: Job, case: LengthsCase, framework: Framework) -> Iterator[Found]:
+def measured(job: Job, case: LengthsCase, framework: Any) -> Iterator[Found]:
     """Make the passes of a job, whose first calls they are; yield what is found before the wait, too."""
-    ways = {way.name: way for way in ways_of(case, framework)}
+    native, ours = FUNCTIONS[case.operation](case, framework.torch.nn.functional)
+    ways = {"native": Way("native", native, framework), "ours": Way("ours", ours, framework)}
     calls = [bind(ways[job.what], given) for given in batches(case, framework, job.dtype, job.backward, case.lengths)]
     _wake(framework, job.dtype)
     passes, slowest = zip(
