@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -14,7 +14,7 @@ from einops_fast.profiles.cases import Case, Shape
 from einops_fast.profiles.frameworks import Framework
 
 __all__ = [
-    "Around", "Call", "Compiler", "Inputs", "Way", "answer", "bind", "inputs", "our_way",
+    "Around", "Call", "Compiler", "Inputs", "Way", "answer", "as_tuple", "bind", "in_float64", "inputs", "our_way",
     "stored_shapes",
 ]  # fmt: skip
 
@@ -115,7 +115,18 @@ def answer(way: Way, given: Inputs, shapes: Sequence[Shape], dtype: str) -> tupl
         results, gradients = way.framework.gradient(forward, leaves, given.cotangents)
     else:
         results, gradients = way.finish(forward()), ()
-    return results if isinstance(results, tuple) else (results,), gradients
+    return as_tuple(results), gradients
+
+
+def as_tuple(results: Any) -> tuple[Any, ...]:
+    """Return the results of a call that may have one."""
+    return results if isinstance(results, tuple) else (results,)
+
+
+def in_float64(given: Inputs) -> Inputs:
+    """Return the same inputs, which are torch's, in float64."""
+    operands = tuple(each.detach().double().requires_grad_(given.backward) for each in given.operands)
+    return replace(given, operands=operands, cotangents=tuple(each.double() for each in given.cotangents))
 
 
 # Operands of an einsum

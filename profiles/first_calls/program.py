@@ -18,7 +18,7 @@ from einops_fast.profiles.frameworks import Framework
 from einops_fast.profiles.job_study import Found
 from einops_fast.profiles.processes import Job
 from einops_fast.profiles.timing.accuracy import EPSILON
-from einops_fast.profiles.ways import Call, Inputs, Way, answer, bind
+from einops_fast.profiles.ways import Call, Inputs, Way, answer, bind, in_float64
 
 __all__ = ["measured"]
 
@@ -119,11 +119,7 @@ def _errors(job: Job, case: LengthsCase, framework: Framework, ways: dict[str, W
     error, allowed = 0.0, 4 * EPSILON[job.dtype]
     lengths = [min(case.lengths), max(case.lengths)]
     for given in batches(case, framework, job.dtype, job.backward, lengths):
-        wide = [each.detach().double() for each in given.operands]
-        for each in wide if job.backward else ():
-            framework.track(each)
-        exact = Inputs(tuple(wide), tuple(each.double() for each in given.cotangents), backward=job.backward)
-        expected = _all_of(ways["native"], exact, "float64")
+        expected = _all_of(ways["native"], in_float64(given), "float64")
         error = max(error, _error(_all_of(ways[job.what], given, job.dtype), expected))
         allowed = max(allowed, 3 * _error(_all_of(ways["native"], given, job.dtype), expected))
     return error, allowed
