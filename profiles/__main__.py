@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from einops_fast.commands.parser import Parser
-from einops_fast.profiles.cases import ITEM_SIZES, AnyCase, parts
+from einops_fast.profiles.cases import ITEM_SIZES, AnyCase, parts, select
 from einops_fast.profiles.compare import Run, run_studies
 from einops_fast.profiles.frameworks import FRAMEWORKS
 from einops_fast.profiles.reporting.records import Options
@@ -123,17 +123,12 @@ def _studies(given: argparse.Namespace) -> list[str]:
         known = f"(there are {known}){closest(given.cases, FAMILIES)}"
         raise ValueError(f"--cases {given.cases} is not for the study of {' or '.join(asked)} {known}")
     names = [case.name for family in families.values() for case in family]
-    wanted = parts(given.only_run)
-    unknown = [part for part in wanted if not any(part in name for name in names)]
+    unknown = [part for part in parts(given.only_run) if not any(part in name for name in names)]
     if unknown:
         raise ValueError(
             f"no such case: {', '.join(unknown)} (there are {', '.join(names)}){closest(unknown[0], names)}"
         )
-    return [
-        study
-        for study, family in families.items()
-        if not wanted or any(part in case.name for part in wanted for case in family)
-    ]
+    return [study for study, family in families.items() if select(family, given.only_run)]
 
 
 def _names(text: str, known: tuple[str, ...]) -> tuple[str, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -103,9 +102,6 @@ def run_study(name: str, run: Run) -> tuple[int, Result | None]:
 @contextmanager
 def _interrupts() -> Iterator[None]:
     """Make a request to terminate, as ``timeout`` makes it, a KeyboardInterrupt within the block."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         # ``timeout`` asks twice; the second time would interrupt what is done about the first.

@@ -54,7 +54,6 @@ class Framework:
 
     name: ClassVar[str] = "numpy"  # what to import, and what tables call it
     product: ClassVar[str] = "np.matmul"  # name of its batched matrix product, the floor of any einsum's overhead
-    default_stream: ClassVar[bool] = False  # work on a GPU is on CUDA's default stream, where anyone's events see it
     differentiable: ClassVar[bool] = False  # it has gradients
     devices: ClassVar[tuple[str, ...]] = ("cpu",)
 
@@ -127,7 +126,7 @@ class Framework:
         return {self.name: str(import_module(self.name).__version__)}
 
     def device_name(self) -> str:
-        return cpu_name()
+        return next((gpu.name for gpu in gpu_properties()), "GPU") if self.device == "gpu" else cpu_name()
 
     def spoil(self, shapes: Sequence[Shape], dtype: str) -> None:
         """Fill memory that new arrays of these shapes are likely to get, so that no right result is left there."""
@@ -152,7 +151,6 @@ class CuPy(Framework):
 
     name = "cupy"
     product = "cupy.matmul"
-    default_stream = True
     devices = ("gpu",)
 
     def load(self) -> Any:
@@ -175,16 +173,12 @@ class CuPy(Framework):
             cuda.Event, cuda.get_elapsed_time, lambda: [cache.fill(0) for _ in range(flushes)], self.synchronize
         )
 
-    def device_name(self) -> str:
-        return str(self.np.cuda.runtime.getDeviceProperties(self.np.cuda.Device().id)["name"].decode())
-
 
 class Torch(Framework):
     """torch, on a CPU or on one GPU."""
 
     name = "torch"
     product = "torch.bmm"
-    default_stream = True
     differentiable = True
     devices = ("cpu", "gpu")
 
@@ -267,9 +261,6 @@ class Torch(Framework):
             found["triton"] = str(import_module("triton").__version__)
         return found
 
-    def device_name(self) -> str:
-        return str(self.torch.cuda.get_device_name()) if self.device == "gpu" else super().device_name()
-
     def forget(self) -> None:
         if self.device == "gpu":
             self.torch.cuda.empty_cache()
@@ -320,9 +311,6 @@ class MXNet(Framework):
 
     def synchronize(self) -> None:
         self.mx.npx.waitall()
-
-    def device_name(self) -> str:
-        return "GPU" if self.device == "gpu" else super().device_name()
 
     def track(self, array: Any) -> None:
         array.attach_grad()

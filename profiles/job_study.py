@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -11,7 +11,9 @@ from typing import Any, ClassVar
 
 from einops_fast.profiles.frameworks import Framework, Unavailable, load
 from einops_fast.profiles.processes import Job, started
-from einops_fast.profiles.reporting.records import Ceiling, Note, Options, Record
+from einops_fast.profiles.reporting.cells import AFTER, BEFORE, Line, lines_of, side_by_side, table
+from einops_fast.profiles.reporting.records import Ceiling, Note, Options, Record, Row
+from einops_fast.profiles.reporting.report import Table
 from einops_fast.profiles.study import Study, Task
 from einops_fast.profiles.timing.measure import FULL, QUICK, Effort, Timing, too_wrong
 from einops_fast.profiles.ways import Way
@@ -45,10 +47,13 @@ class JobStudy(Study):
     note: ClassVar[str]  # how the programs ran
     together: bool = False  # all ways of a case begin side by side, and go on one by one; else one after the other
     longest: float  # seconds of a process; together, those of its beginning
-    longest_quick: float
     dtypes: Mapping[str, tuple[str, ...]] = {"cpu": ("float32",), "gpu": ("bfloat16",)}
     efforts: Mapping[str, Effort] = {"cpu": FULL, "gpu": FULL}
     drawn = False
+    title: ClassVar[str]  # of the table
+    shown: Mapping[str, Callable[[Row], float | None]]  # its columns with a number of each way
+    digits: str  # as these are written
+    kernels: str  # what the column of kernels is called
 
     @abstractmethod
     def program(self, job: Job, case: Any, framework: Framework) -> Iterator[Found]:
@@ -76,8 +81,7 @@ class JobStudy(Study):
             for name in names:
                 where = task.framework.device, task.framework.threads
                 job = Job(task.case.name, name, task.dtype, task.backward, *where, quick)
-                longest = self.longest_quick if quick else self.longest
-                running[name] = stack.enter_context(started(self.name, job, longest))
+                running[name] = stack.enter_context(started(self.name, job, self.longest))
             for process in running.values() if self.together else ():
                 process.ready()
             for name, process in running.items():
@@ -94,6 +98,22 @@ class JobStudy(Study):
         others = {"phases": found.phases, "kernels": found.kernels, "peak_bytes": found.peak_bytes}
         timing = Timing(name, None, found.spread, error=error, failure=wrong, host=found.host, others=others)
         return timing if wrong else replace(timing, seconds=found.seconds, rounds=(found.seconds,))
+
+    def summed_up(self, lines: Sequence[Line]) -> Iterator[str]:
+        """Yield what follows from all lines of the table."""
+        return iter(())
+
+    def tables(self, rows: Sequence[Row]) -> list[Table]:
+        lines = lines_of(rows, self.native)
+        ways = [name for name in self.makers if any(name in line.ways for line in lines)]
+        named = " / ".join(ways)
+        columns = {
+            **BEFORE,
+            **{f"{told}: {named}": side_by_side(ways, value, self.digits) for told, value in self.shown.items()},
+            self.kernels: AFTER["kernels of ours"],
+            "check": AFTER["check"],
+        }
+        return [table(self.title, lines, columns, *self.summed_up(lines))]
 
     def do(self, job: Job) -> Iterator[Found]:
         case: Any = self._known()[job.case]

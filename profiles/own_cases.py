@@ -16,31 +16,26 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from einops_fast.errors import EinsumError
 from einops_fast.profiles.cases import Case
 
-__all__ = ["BadCases", "read_cases"]
-
-
-class BadCases(ValueError):
-    """A file of cases that can't be used; says which case, and why."""
+__all__ = ["read_cases"]
 
 
 def read_cases(path: Path) -> tuple[Case, ...]:
-    """Return the cases of a file, or raise :class:`BadCases`."""
+    """Return the cases of a file, or raise ValueError, which says which case is wrong, and why."""
     found = _parsed(path)
     listed = found.get("cases") if isinstance(found, Mapping) else found
     if not isinstance(listed, list) or not listed:
-        raise BadCases(f"{path}: this is no list of cases")
+        raise ValueError(f"{path}: this is no list of cases")
     cases: dict[str, Case] = {}
     for at, given in enumerate(listed):
         name = given.get("name") if isinstance(given, Mapping) else None
         try:
             case = _case(given)
-        except (BadCases, EinsumError) as error:
-            raise BadCases(f"{path}, case {name or at}: {error}") from None
+        except ValueError as error:
+            raise ValueError(f"{path}, case {name or at}: {error}") from None
         if case.name in cases:
-            raise BadCases(f"{path}: two cases are called {case.name}")
+            raise ValueError(f"{path}: two cases are called {case.name}")
         cases[case.name] = case
     return tuple(cases.values())
 
@@ -52,11 +47,11 @@ def _parsed(path: Path) -> Any:
             return json.loads(text)
         return import_module("yaml").safe_load(text)
     except ImportError:
-        raise BadCases(f"{path}: YAML needs PyYAML (pip install pyyaml); JSON does without") from None
+        raise ValueError(f"{path}: YAML needs PyYAML (pip install pyyaml); JSON does without") from None
     except OSError as error:
-        raise BadCases(f"{path} can't be read: {error.strerror}") from None
+        raise ValueError(f"{path} can't be read: {error.strerror}") from None
     except Exception as error:  # of PyYAML, whose errors have no class here
-        raise BadCases(f"{path} is no {path.suffix.lstrip('.').upper() or 'JSON'}: {error}") from None
+        raise ValueError(f"{path} is no {path.suffix.lstrip('.').upper() or 'JSON'}: {error}") from None
 
 
 def _case(given: Any) -> Case:
@@ -64,22 +59,22 @@ def _case(given: Any) -> Case:
     from einops_fast.planning.notation import bind_sizes, parse
 
     if not isinstance(given, Mapping) or not {"equation", "shapes"} <= given.keys() <= {"name", "equation", "shapes"}:
-        raise BadCases("a case has an equation, shapes and, if you like, a name, and nothing else")
+        raise ValueError("a case has an equation, shapes and, if you like, a name, and nothing else")
     spelled, shapes = given["equation"], given["shapes"]
     if not isinstance(spelled, str):
-        raise BadCases(f"the equation is text, not {spelled!r}")
+        raise ValueError(f"the equation is text, not {spelled!r}")
     if not isinstance(shapes, list) or not all(isinstance(shape, list) for shape in shapes):
-        raise BadCases(f"shapes is a list of lists of numbers, one for each operand, not {shapes!r}")
+        raise ValueError(f"shapes is a list of lists of numbers, one for each operand, not {shapes!r}")
     for at, shape in enumerate(shapes):
         if any(type(size) is not int or size < 1 for size in shape):
-            raise BadCases(f"operand {at} has shape {shape}: sizes are whole numbers from 1 on")
+            raise ValueError(f"operand {at} has shape {shape}: sizes are whole numbers from 1 on")
     subscripts = parse(spelled, tuple(map(len, shapes)))
     sizes = bind_sizes(subscripts, shapes)
     for at, (term, shape) in enumerate(zip(subscripts.inputs, shapes, strict=True)):
         for label, size in zip(term, shape, strict=True):
             if size != sizes[label]:
                 axis = subscripts.spelling(label)
-                raise BadCases(
+                raise ValueError(
                     f"operand {at} has size {size} along {axis!r}, another has {sizes[label]}: give both alike"
                 )
     # Letters, which every framework's own einsum takes.

@@ -49,7 +49,8 @@ class Study(ABC):
     """What is measured in each framework, and the tables that it makes."""
 
     about: ClassVar[str]  # what it measures, in a few words
-    frameworks: tuple[str, ...] = ("torch",)  # measured unless others are asked for, where they are installed
+    # measured unless others are asked for, where they are installed; torch by itself is about torch's tensors alone.
+    frameworks: tuple[str, ...] = ("torch",)
     # the cases by family; `--cases` chooses one, and `--only-run` selects from it.
     families: Mapping[str, Sequence[AnyCase]]
     own_cases: bool = False  # whether `--cases` may also be a file of einsums
@@ -63,7 +64,6 @@ class Study(ABC):
     unrivalled: tuple[str, ...] = ()  # peers that compute something else, and aren't compared with ours
     guests: tuple[str, ...] = ()  # ways whose failure isn't held against the run
     on_cpu: tuple[str, ...] = ()  # ways that are measured on a CPU if nobody asks for others; all if empty
-    needs_torch: bool = True  # it is about torch's tensors alone
     dtypes: Mapping[str, tuple[str, ...]]  # measured by default, by framework and device or by device
     # how long to measure, by device.
     efforts: Mapping[str, runner.Effort] = {"cpu": runner.FULL, "gpu": runner.BRIEF}
@@ -93,9 +93,9 @@ class Study(ABC):
                 ways.append(self.makers[name](task))
         return ways
 
-    def inputs(self, task: Task, framework: Framework, seed: int, *, shared: bool = False) -> Inputs:
-        """Return operands of a case; ``shared`` ones have the same values in every framework."""
-        return inputs(task.case, framework, task.dtype, seed, task.backward, shared=shared)
+    def inputs(self, task: Task, seed: int) -> Inputs:
+        """Return operands of a case."""
+        return inputs(task.case, task.framework, task.dtype, seed, task.backward)
 
     def check(self, task: Task, ways: Sequence[Way]) -> list[runner.Timing]:
         """Return whether each way is right; without those that aren't made for the case."""
@@ -103,11 +103,9 @@ class Study(ABC):
 
     def timed(self, task: Task, effort: runner.Effort, ceilings: Ceiling) -> list[runner.Timing]:
         """Check and time the ways of a case."""
-        ways = self.ways(task)
-        several = len({way.framework.name for way in ways}) > 1
         return runner.time_ways(
-            self.check(task, ways),
-            lambda framework: self.inputs(task, framework, 1, shared=several),
+            self.check(task, self.ways(task)),
+            lambda: self.inputs(task, 1),
             effort,
             hiding_launches=ceilings.bandwidth if self.hides_launches else None,
         )
@@ -203,7 +201,7 @@ class Study(ABC):
 
         Rows of a study that looks at kernels come again at the end: once profiled, a GPU may launch more slowly.
         """
-        if self.needs_torch and framework.name != "torch":
+        if self.frameworks == ("torch",) and framework.name != "torch":
             yield skipped(framework.name, self.ours, "this is measured on torch's tensors")
             return
         effort = runner.QUICK if options.quick else self.efforts[framework.device]
@@ -276,7 +274,7 @@ class Study(ABC):
         task = replace(task, names=(name,))
         task = replace(task, shared=self.shared(task))
         [way] = self.ways(task)
-        return way, bind(way, self.inputs(task, way.framework, 1))
+        return way, bind(way, self.inputs(task, 1))
 
     # Compiling
 

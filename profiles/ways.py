@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -12,11 +12,10 @@ from typing import Any
 import einops_fast
 from einops_fast.profiles.cases import Case, Shape
 from einops_fast.profiles.frameworks import Framework
-from einops_fast.profiles.timing.accuracy import random_values
 
 __all__ = [
-    "Around", "Call", "Compiler", "Inputs", "Way", "answer", "bind", "inputs", "laid_out",
-    "our_way", "stored_shapes",
+    "Around", "Call", "Compiler", "Inputs", "Way", "answer", "as_tuple", "bind", "in_float64", "inputs", "our_way",
+    "stored_shapes",
 ]  # fmt: skip
 
 Around = Callable[[], AbstractContextManager[Any]]
@@ -116,23 +115,32 @@ def answer(way: Way, given: Inputs, shapes: Sequence[Shape], dtype: str) -> tupl
         results, gradients = way.framework.gradient(forward, leaves, given.cotangents)
     else:
         results, gradients = way.finish(forward()), ()
-    return results if isinstance(results, tuple) else (results,), gradients
+    return as_tuple(results), gradients
+
+
+def as_tuple(results: Any) -> tuple[Any, ...]:
+    """Return the results of a call that may have one."""
+    return results if isinstance(results, tuple) else (results,)
+
+
+def in_float64(given: Inputs) -> Inputs:
+    """Return the same inputs, which are torch's, in float64."""
+    operands = tuple(each.detach().double().requires_grad_(given.backward) for each in given.operands)
+    return replace(given, operands=operands, cotangents=tuple(each.double() for each in given.cotangents))
 
 
 # Operands of an einsum
 
 
-def inputs(
-    case: Case, framework: Framework, dtype: str, seed: int, backward: bool = False, *, shared: bool = True
-) -> Inputs:
-    """Return random operands of a case, and a cotangent for backward; ``shared`` ones are the same everywhere."""
+def inputs(case: Case, framework: Framework, dtype: str, seed: int, backward: bool = False) -> Inputs:
+    """Return random operands of a case, and a cotangent for backward."""
     shapes = [*stored_shapes(case), *([case.result_shape] if backward else [])]
-    if shared:
-        stored = [framework.array(values, dtype) for values in random_values(shapes, seed)]
-    else:
-        stored = framework.normal(shapes, dtype, seed)
+    stored = framework.normal(shapes, dtype, seed)
     cotangents = (stored.pop(),) if backward else ()
-    operands = laid_out(case, framework, stored)
+    operands = [
+        array if order == term else _view(framework, array, term, shape, order)
+        for array, term, shape, order in zip(stored, case.inputs, case.shapes, case.orders, strict=True)
+    ]
     if backward:
         for operand in operands:
             framework.track(operand)
@@ -144,14 +152,6 @@ def stored_shapes(case: Case) -> list[Shape]:
     return [
         tuple(extent for _, extent in _stored(term, shape, order))
         for term, shape, order in zip(case.inputs, case.shapes, case.orders, strict=True)
-    ]
-
-
-def laid_out(case: Case, framework: Framework, stored: Sequence[Any]) -> list[Any]:
-    """Return the operands as views of arrays of :func:`stored_shapes`."""
-    return [
-        array if order == term else _view(framework, array, term, shape, order)
-        for array, term, shape, order in zip(stored, case.inputs, case.shapes, case.orders, strict=True)
     ]
 
 

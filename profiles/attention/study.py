@@ -9,7 +9,6 @@ from einops_fast.errors import OperandError
 from einops_fast.profiles.attention.cases import FAMILIES
 from einops_fast.profiles.attention.check import Extras, largest_error, reference
 from einops_fast.profiles.attention.ways import MAKERS, attention_inputs, chosen_by_ours, extras
-from einops_fast.profiles.frameworks import Framework
 from einops_fast.profiles.reporting.cells import gigabytes, teraflops
 from einops_fast.profiles.reporting.charts import Chart, case_chart
 from einops_fast.profiles.reporting.records import Ceiling, Row, is_own
@@ -40,11 +39,11 @@ class AttentionStudy(Study):
     def shared(self, task: Task) -> Extras:
         return extras(task.case, task.framework)
 
-    def inputs(self, task: Task, framework: Framework, seed: int, *, shared: bool = False) -> Inputs:
+    def inputs(self, task: Task, seed: int) -> Inputs:
         return attention_inputs(task, seed)
 
     def check(self, task: Task, ways: Sequence[Way]) -> list[Timing]:
-        case, given = task.case, self.inputs(task, task.framework, 0)
+        case, given = task.case, self.inputs(task, 0)
         expected = reference(case, given.operands, given.cotangents, task.shared)
         limit = rounded(task.dtype, case.kv_len)
         shapes = [case.result_shape, *(case.shapes if task.backward else ())]

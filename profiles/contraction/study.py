@@ -33,8 +33,6 @@ def _opt_einsum(task: Task) -> Way:
 
 
 def _compile(task: Task) -> Way:
-    if task.compiler is None:
-        raise Unavailable("torch.compile takes torch tensors")
     torch, equation = task.framework.torch, task.case.called
     call, prepare = (lambda *operands: torch.einsum(equation, *operands)), task.compiler.preparing()
     return Way("compile", call, task.framework, prepare=prepare)
@@ -133,7 +131,6 @@ class ContractionStudy(Study):
     peers = tuple(makers)[:-1]
     guests = ("compile", "cupy", "cutensor")
     on_cpu = ("native", "opt_einsum", "fast_einsum")
-    needs_torch = False
     profiled = True
     compiled = ("fast_einsum", "compile")
     dtypes: Mapping[str, tuple[str, ...]] = {

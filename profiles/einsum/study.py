@@ -9,7 +9,7 @@ from typing import Any
 
 import einops_fast
 from einops_fast.profiles.cases import PROBLEMS, Case
-from einops_fast.profiles.frameworks import Unavailable, load
+from einops_fast.profiles.frameworks import Unavailable
 from einops_fast.profiles.study import Study, Task
 from einops_fast.profiles.timing.measure import FULL, Effort
 from einops_fast.profiles.ways import Around, Way, our_way
@@ -34,13 +34,6 @@ def _by_hand(task: Task) -> Way:
     return Way("no_einsum", BY_HAND[task.framework.name][task.case.problem], task.framework)
 
 
-def _by_torch(task: Task) -> Way:
-    if task.framework.name == "torch" or task.backward:
-        raise Unavailable("th_einsum is torch's einsum forward, in place of another framework's")
-    torch = load("torch", task.framework.device, task.framework.threads)
-    return Way("th_einsum", partial(torch.einsum, task.case.equation), torch)
-
-
 def _patched(task: Task) -> Way:
     return _native(task, "patched", partial(einops_fast.patched, task.framework.name))
 
@@ -56,13 +49,11 @@ class EinsumStudy(Study):
         "einsum": _native,
         "einsum_optimize": _optimized,
         "no_einsum": _by_hand,
-        "th_einsum": _by_torch,
         "fast_einsum": lambda task: our_way(task.framework, task.case),
         "patched": _patched,
     }
     ours = "fast_einsum"
     native = "einsum"
-    needs_torch = False
     profiled = True
     dtypes: Mapping[str, tuple[str, ...]] = {"gpu": ("float32", "float16"), "cpu": ("float32",)}
     efforts: Mapping[str, Effort] = {"cpu": FULL, "gpu": FULL}

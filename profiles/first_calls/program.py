@@ -18,7 +18,7 @@ from einops_fast.profiles.frameworks import Framework
 from einops_fast.profiles.job_study import Found
 from einops_fast.profiles.processes import Job
 from einops_fast.profiles.timing.accuracy import EPSILON
-from einops_fast.profiles.ways import Call, Inputs, Way, answer, bind
+from einops_fast.profiles.ways import Call, Inputs, Way, answer, bind, in_float64
 
 __all__ = ["measured"]
 
@@ -55,12 +55,6 @@ FUNCTIONS: dict[str, Callable[[LengthsCase, Any], Pair]] = {
 }
 
 
-def ways_of(case: LengthsCase, framework: Any) -> list[Way]:
-    """Return the native way and ours."""
-    pair = FUNCTIONS[case.operation](case, framework.torch.nn.functional)
-    return [Way(name, call, framework) for name, call in zip(("native", "ours"), pair, strict=True)]
-
-
 def batches(
     case: LengthsCase, framework: Framework, dtype: str, backward: bool, lengths: Sequence[int]
 ) -> Iterator[Inputs]:
@@ -78,9 +72,10 @@ def batches(
 # The process
 
 
-def measured(job: Job, case: LengthsCase, framework: Framework) -> Iterator[Found]:
+def measured(job: Job, case: LengthsCase, framework: Any) -> Iterator[Found]:
     """Make the passes of a job, whose first calls they are; yield what is found before the wait, too."""
-    ways = {way.name: way for way in ways_of(case, framework)}
+    native, ours = FUNCTIONS[case.operation](case, framework.torch.nn.functional)
+    ways = {"native": Way("native", native, framework), "ours": Way("ours", ours, framework)}
     calls = [bind(ways[job.what], given) for given in batches(case, framework, job.dtype, job.backward, case.lengths)]
     _wake(framework, job.dtype)
     passes, slowest = zip(
@@ -124,11 +119,7 @@ def _errors(job: Job, case: LengthsCase, framework: Framework, ways: dict[str, W
     error, allowed = 0.0, 4 * EPSILON[job.dtype]
     lengths = [min(case.lengths), max(case.lengths)]
     for given in batches(case, framework, job.dtype, job.backward, lengths):
-        wide = [each.detach().double() for each in given.operands]
-        for each in wide if job.backward else ():
-            framework.track(each)
-        exact = Inputs(tuple(wide), tuple(each.double() for each in given.cotangents), backward=job.backward)
-        expected = _all_of(ways["native"], exact, "float64")
+        expected = _all_of(ways["native"], in_float64(given), "float64")
         error = max(error, _error(_all_of(ways[job.what], given, job.dtype), expected))
         allowed = max(allowed, 3 * _error(_all_of(ways["native"], given, job.dtype), expected))
     return error, allowed

@@ -10,9 +10,9 @@ from einops_fast.profiles.first_calls.program import measured
 from einops_fast.profiles.frameworks import Framework
 from einops_fast.profiles.job_study import Found, JobStudy, apart
 from einops_fast.profiles.processes import Job
-from einops_fast.profiles.reporting.cells import AFTER, BEFORE, lines_of, side_by_side, table, times
+from einops_fast.profiles.reporting.cells import Line, times
 from einops_fast.profiles.reporting.records import Row
-from einops_fast.profiles.reporting.report import Table, geomean
+from einops_fast.profiles.reporting.report import geomean
 from einops_fast.profiles.study import Task
 from einops_fast.profiles.ways import Way
 
@@ -28,6 +28,10 @@ SHOWN = {
 }
 
 
+def _milliseconds(phase: str, row: Row) -> float | None:
+    return times(1e3, row.phases.get(phase))
+
+
 class FirstCallsStudy(JobStudy):
     """A row per dtype, case, direction and way, whose time is that of the first pass."""
 
@@ -35,26 +39,19 @@ class FirstCallsStudy(JobStudy):
     note = "These programs ran in the mode 'auto', each in a process with empty caches."
     families = FAMILIES
     makers: Mapping[str, Callable[[Task], Way]] = dict.fromkeys(("native", "ours"), apart)
+    title, kernels, digits = "Programs whose lengths vary", "kernels", ".1f"
+    shown: Mapping[str, Callable[[Row], float | None]] = {
+        f"{told}, ms": partial(_milliseconds, phase) for phase, told in SHOWN.items()
+    }
     # Afterwards the pass with kernels is left out: there may be hundreds to compile.
-    longest, longest_quick = 150.0, 60.0
+    longest = 150.0
 
     def program(self, job: Job, case: LengthsCase, framework: Framework) -> Iterator[Found]:
         return measured(job, case, framework)
 
-    def tables(self, rows: Sequence[Row]) -> list[Table]:
-        lines = lines_of(rows, self.native)
-        columns, summary = dict(BEFORE), []
-        for phase, shown in SHOWN.items():
-            value = partial(_milliseconds, phase)
-            columns[f"{shown}, ms: native / ours"] = side_by_side(tuple(self.makers), value, ".1f")
+    def summed_up(self, lines: Sequence[Line]) -> Iterator[str]:
+        for shown, value in self.shown.items():
             both = [(value(line.native), value(line.ours)) for line in lines
                     if line.native and line.native.seconds and line.ours.seconds]  # fmt: skip
-            ratios = [native / ours for native, ours in both if native and ours]
-            if ratios:
-                summary.append(f"{shown}: native/ours {geomean(ratios):.2f}, worst {min(ratios):.2f}")
-        columns |= {"kernels": AFTER["kernels of ours"], "check": AFTER["check"]}
-        return [table("Programs whose lengths vary", lines, columns, *summary)]
-
-
-def _milliseconds(phase: str, row: Row) -> float | None:
-    return times(1e3, row.phases.get(phase))
+            if ratios := [native / ours for native, ours in both if native and ours]:
+                yield f"{shown.removesuffix(', ms')}: native/ours {geomean(ratios):.2f}, worst {min(ratios):.2f}"

@@ -20,12 +20,12 @@ from einops_fast.profiles.ops.check import (
 )
 from einops_fast.profiles.ops.models import ModuleWay, model_reference
 from einops_fast.profiles.ops.ways import LIBRARIES, MAKERS, check_library, op_inputs
-from einops_fast.profiles.reporting.cells import gigabytes
+from einops_fast.profiles.reporting.cells import gigabytes, speedup
 from einops_fast.profiles.reporting.charts import Chart, Spec, case_chart, chart, curves, plane
 from einops_fast.profiles.reporting.records import Ceiling, Row
 from einops_fast.profiles.study import Study, Task
 from einops_fast.profiles.timing.measure import Effort, Errors, Timing, check_ways, too_wrong
-from einops_fast.profiles.ways import Inputs, Way, answer
+from einops_fast.profiles.ways import Inputs, Way, answer, as_tuple, in_float64
 
 __all__ = ["OpsStudy"]
 
@@ -74,7 +74,7 @@ class OpsStudy(Study):
         around = torch.enable_grad if task.backward else torch.no_grad
         return [replace(way, around=around) for way in task.shared.ways]
 
-    def inputs(self, task: Task, framework: Framework, seed: int, *, shared: bool = False) -> Inputs:
+    def inputs(self, task: Task, seed: int) -> Inputs:
         return op_inputs(task, seed)
 
     def check(self, task: Task, ways: Sequence[Way]) -> list[Timing]:
@@ -83,7 +83,7 @@ class OpsStudy(Study):
         given = op_inputs(replace(task, backward=True), 0)
         with task.framework.torch.enable_grad():
             if task.case.op in MODELS and shared.expected is None:
-                shared.expected = _answer(task, model_reference(task), _exact(given))
+                shared.expected = _answer(task, model_reference(task), in_float64(given))
 
         def judge(way: Way, native: Errors | None) -> tuple[Errors, str]:
             if way.name not in shared.verdicts:
@@ -111,7 +111,7 @@ class OpsStudy(Study):
             for kind, epoi in (("ratios", False), ("epoi", True)):
                 chosen = [row for row in others if row.case.startswith("epoi") is epoi]
                 axis = "native time / this, log scale (right of 1 is faster)"
-                charts.append(case_chart(f"{dtype}-{kind}", title, chosen, lambda row: row.speedup, axis, ratios=True))
+                charts.append(case_chart(f"{dtype}-{kind}", title, chosen, speedup, axis, ratios=True))
         return [made for made in charts if made is not None]
 
 
@@ -131,11 +131,6 @@ def _without_dropout(way: Way) -> Way:
     return replace(way, training=False) if isinstance(way, ModuleWay) else way
 
 
-def _exact(given: Inputs) -> Inputs:
-    operands = tuple(each.detach().double().requires_grad_() for each in given.operands)
-    return replace(given, operands=operands, cotangents=tuple(each.double() for each in given.cotangents))
-
-
 def _verdict(task: Task, way: Way, given: Inputs) -> Verdict:
     """Find out what is wrong with results, with and without gradients, and with results and gradients together."""
     case, shared = task.case, task.shared
@@ -144,7 +139,7 @@ def _verdict(task: Task, way: Way, given: Inputs) -> Verdict:
     torch = task.framework.torch
     results, gradients = _answer(task, way, given)
     with torch.no_grad():
-        alone = _tuple(_without_dropout(way).bind(given)[0]())
+        alone = as_tuple(_without_dropout(way).bind(given)[0]())
     if shared.expected is not None:
         found = model_errors(results, gradients, *shared.expected)
         alone_error, _ = model_errors(alone, gradients, *shared.expected)
@@ -161,12 +156,8 @@ def _verdict(task: Task, way: Way, given: Inputs) -> Verdict:
     elif case.p:
         forward, _ = way.bind(given)
         with torch.no_grad():
-            first, second = (_tuple(forward())[0] for _ in range(2))
+            first, second = (as_tuple(forward())[0] for _ in range(2))
         dropped = dropout_wrong(first, second, shared.expected[0][0], linear=case.op.endswith("attention"))
     worst = max(found[0], alone_error), found[1]
     failure = too_wrong(worst[0], limits[0]) or dropped
     return worst, (failure, failure or too_wrong(worst[1], limits[1]))
-
-
-def _tuple(results: Any) -> tuple[Any, ...]:
-    return results if isinstance(results, tuple) else (results,)

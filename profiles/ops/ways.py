@@ -218,7 +218,7 @@ def _way(name: str, task: Task) -> Way:
         return Way(name, OURS[case.op](case), framework)
     if name == "native":
         return Way(name, NATIVES[case.op](case, functional), framework)
-    if name == "compile" and case.compiled and task.compiler is not None:
+    if name == "compile" and case.compiled:
         return Way(name, NATIVES[case.op](case, functional), framework, prepare=task.compiler.preparing())
     if name == "sdpa" and case.op == "qkv_self_attn":
         return Way(name, _attend_packed(case, functional), framework)

@@ -63,7 +63,6 @@ class OverheadStudy(Study):
     frameworks = ("numpy", "torch", "mxnet", "cupy")
     families: Mapping[str, tuple[Case, ...]] = {"public": (TINY, CHAIN)}
     ours = "fast_einsum"
-    needs_torch = False
 
     def ways(self, task: Task) -> list[Way]:
         """The native einsum, the products themselves, one after the other, and ours."""

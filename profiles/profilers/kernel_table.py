@@ -20,7 +20,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["UnknownFormat", "listing", "main", "read_kernels", "short_name"]
+__all__ = ["listing", "main", "read_kernels", "short_name"]
 
 _SECONDS = {
     **dict.fromkeys(("s", "sec", "second", "seconds"), 1.0),
@@ -44,10 +44,6 @@ _DOES = {
 }
 
 
-class UnknownFormat(ValueError):
-    """A file that is none of those that are known, or holds no kernels."""
-
-
 def short_name(name: str) -> str:
     """Return what a kernel is called, without namespaces, template arguments and parameters."""
     if name.startswith(("Memcpy", "Memset")):
@@ -61,7 +57,7 @@ def short_name(name: str) -> str:
 
 
 def read_kernels(path: Path) -> dict[str, float]:
-    """Return seconds by kernel, over the whole file; of a trace from a CPU, by operator."""
+    """Return seconds by kernel, over the whole file; of a trace from a CPU, by operator. ValueError of other files."""
     data = path.read_bytes()
     found: Iterable[tuple[str, float]]
     if data.startswith(b"SQLite format 3"):
@@ -75,7 +71,7 @@ def read_kernels(path: Path) -> dict[str, float]:
     for name, seconds in found:
         totals[name] += seconds
     if not totals:
-        raise UnknownFormat("there are no kernels in it")
+        raise ValueError("there are no kernels in it")
     return dict(totals)
 
 
@@ -84,7 +80,7 @@ def _from_trace(text: str) -> Iterator[tuple[str, float]]:
     try:
         trace = json.loads(text)
     except ValueError as error:
-        raise UnknownFormat(f"it begins like JSON, but isn't: {error}") from None
+        raise ValueError(f"it begins like JSON, but isn't: {error}") from None
     events = trace.get("traceEvents", []) if isinstance(trace, dict) else trace
     spans = list(_spans([event for event in events if isinstance(event, dict)]))
     on_gpu = [span for span in spans if span.category in _GPU]
@@ -146,7 +142,7 @@ def _from_sqlite(path: Path) -> list[tuple[str, float]]:
             if {kernels, strings} <= tables:
                 query = f"SELECT s.value, k.end - k.start FROM {kernels} k JOIN {strings} s ON {on}"
                 return [(str(name), nanoseconds * 1e-9) for name, nanoseconds in database.execute(query)]
-    raise UnknownFormat("this database has no kernels of CUDA")
+    raise ValueError("this database has no kernels of CUDA")
 
 
 def _from_csv(text: str) -> Iterator[tuple[str, float]]:
@@ -156,7 +152,7 @@ def _from_csv(text: str) -> Iterator[tuple[str, float]]:
         if "Kernel Name" in head or ("Name" in head and len(head) > 2):
             rows = csv.reader(lines[at + 1 :])
             return _from_table(head, [dict(zip(head, cells, strict=True)) for cells in rows if len(cells) == len(head)])
-    raise UnknownFormat("no line of it names the columns of a table that is known")
+    raise ValueError("no line of it names the columns of a table that is known")
 
 
 def _from_table(head: Sequence[str], rows: Sequence[Mapping[str, str]]) -> Iterator[tuple[str, float]]:
@@ -169,7 +165,7 @@ def _from_table(head: Sequence[str], rows: Sequence[Mapping[str, str]]) -> Itera
         return
     timed = next((column for column in head if column.startswith(TIMES)), "Time" if "Time" in head else "")
     if not timed or not rows:
-        raise UnknownFormat(f"none of its columns is a time (ncu has to collect {TIMES[0]}): {', '.join(head)}")
+        raise ValueError(f"none of its columns is a time (ncu has to collect {TIMES[0]}): {', '.join(head)}")
     told = timed.partition("(")[2].rstrip(")")
     unit = _unit(told or rows[0][timed])
     for row in rows[0 if told else 1 :]:
@@ -180,7 +176,7 @@ def _from_table(head: Sequence[str], rows: Sequence[Mapping[str, str]]) -> Itera
 
 def _unit(name: str) -> float:
     if name not in _SECONDS:
-        raise UnknownFormat(f"{name!r} is no unit of time")
+        raise ValueError(f"{name!r} is no unit of time")
     return _SECONDS[name]
 
 
@@ -188,14 +184,7 @@ def _unit(name: str) -> float:
 
 
 def listing(times: Mapping[str, float]) -> str:
-    """Return a line per kernel with its seconds, the longest first.
-
-    >>> print(listing({'copy': 2e-5, 'gemm': 1.5e-3}))
-         Time | Kernel
-    --------- | ------
-     1.500 ms | gemm
-     0.020 ms | copy
-    """
+    """Return a line per kernel with its seconds, the longest first."""
     lines = [f"{seconds * 1e3:6.3f} ms | {name}" for name, seconds in sorted(times.items(), key=lambda item: -item[1])]
     return "\n".join(["     Time | Kernel", "--------- | ------", *lines])
 
@@ -213,7 +202,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         for name, seconds in read_kernels(options.file).items():
             times[short_name(name) if options.short else name] += seconds
-    except (OSError, UnknownFormat) as error:
+    except (OSError, ValueError) as error:
         print(f"{options.file}: {error}", file=sys.stderr)
         return 2
     print(listing(times))

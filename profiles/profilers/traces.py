@@ -110,11 +110,7 @@ def _nowhere() -> Path:
 
 
 def listed(text: str) -> list[dict[str, Any]]:
-    """Return the events in a piece of a trace: objects with whatever there is between them.
-
-    >>> listed('{"traceEvents": [ {"name": "a"}\\n,\\n\\n {"name": "b"},')
-    [{'name': 'a'}, {'name': 'b'}]
-    """
+    """Return the events in a piece of a trace: objects with whatever there is between them."""
     decoder, events = json.JSONDecoder(), []
     _, head, rest = text.partition('"traceEvents": [')
     at, text = 0, rest if head else text

@@ -1,4 +1,4 @@
-"""Programs as people write them: none of them knows of this package, but for the one that calls attention by name."""
+"""Programs as people write them: none of them knows of this package."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ class Program:
     module: nn.Module
     batches: list[tuple[Tensor, ...]]
     cotangent: Tensor | None = None
-    named: Callable[..., Tensor] | None = None  # the same by one call of attention
 
 
 # Attention written as einsums
@@ -37,13 +36,10 @@ class TwoEinsums(nn.Module):
 
 
 def two_einsums(sizes: Sizes, device: str, dtype: torch.dtype) -> Program:
-    from einops_fast import attention
-
     shape = (sizes["batch"], sizes["length"], sizes["heads"], sizes["width"] // sizes["heads"])
     q, k, v, cotangent = (torch.randn(shape, device=device, dtype=dtype) for _ in range(4))
     batch = tuple(each.requires_grad_() for each in (q, k, v))
-    pattern = "b i h d, b j h d, b j h e -> b i h e"
-    return Program(TwoEinsums(), [batch], cotangent, lambda *operands: attention(pattern, *operands))
+    return Program(TwoEinsums(), [batch], cotangent)
 
 
 # Transformers in plain PyTorch

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from einops_fast.profiles.frameworks import Framework
 from einops_fast.profiles.job_study import Found, JobStudy, apart
 from einops_fast.profiles.processes import Job
 from einops_fast.profiles.programs.cases import FAMILIES
-from einops_fast.profiles.reporting.cells import AFTER, BEFORE, lines_of, side_by_side, table, times
-from einops_fast.profiles.reporting.records import Ceiling, Row
-from einops_fast.profiles.reporting.report import Table, geomean
+from einops_fast.profiles.reporting.cells import Line, times
+from einops_fast.profiles.reporting.records import Row
+from einops_fast.profiles.reporting.report import geomean
 from einops_fast.profiles.study import Task
-from einops_fast.profiles.timing.measure import Effort, Timing
 from einops_fast.profiles.ways import Way
 
 __all__ = ["ProgramsStudy"]
 
 # How far the losses of the first steps may be from those of the eager program, relative to them.
 ALLOWED = {"bfloat16": 2e-2, "float16": 5e-3, "float32": 1e-4}
-BY_NAME = "attention()"  # The way of the program that is one call of attention
 
 
 class ProgramsStudy(JobStudy):
@@ -31,26 +28,27 @@ class ProgramsStudy(JobStudy):
     note = "All ways of a program compiled side by side, in processes with empty caches; they were timed in turns."
     families = FAMILIES
     makers: Mapping[str, Callable[[Task], Way]] = dict.fromkeys(
-        ("eager", "compile", "ours", "optimize", BY_NAME, "max-autotune", "optimize+compile"), apart
+        ("eager", "compile", "ours", "optimize", "max-autotune", "optimize+compile"), apart
     )
     native = "eager"
-    peers = ("eager", "compile", "max-autotune", "optimize", "optimize+compile", BY_NAME)
-    unrivalled = ("optimize", "optimize+compile", BY_NAME)
+    peers = ("eager", "compile", "max-autotune", "optimize", "optimize+compile")
+    unrivalled = ("optimize", "optimize+compile")
     on_cpu = ("eager", "compile", "ours")
-    guests = ("optimize", BY_NAME, "max-autotune", "optimize+compile")
+    guests = ("optimize", "max-autotune", "optimize+compile")
+    title, kernels, digits = "Whole programs", "fused", ".4g"
+    shown: Mapping[str, Callable[[Row], float | None]] = {
+        "step, ms": lambda row: times(1e3, row.seconds),
+        "first step, s": lambda row: row.phases.get("first"),
+        "peak, GB": lambda row: times(1e-9, row.peak_bytes),
+    }
     together = True
-    longest = longest_quick = 300.0
+    longest = 300.0
 
     def program(self, job: Job, case: Any, framework: Framework) -> Iterator[Found]:
         # Imports torch, which the process that reports needn't.
         from einops_fast.profiles.programs.program import measured
 
         return measured(job, case, framework)
-
-    def timed(self, task: Task, effort: Effort, ceilings: Ceiling) -> list[Timing]:
-        if task.case.model != "two_einsums":
-            task = replace(task, names=tuple(name for name in task.names if name != BY_NAME))
-        return super().timed(task, effort, ceilings)
 
     def judged(self, task: Task, found: Found, native: Found | str | None) -> tuple[float, str]:
         if not isinstance(native, Found):
@@ -59,18 +57,6 @@ class ProgramsStudy(JobStudy):
         error = max(abs(one - other) / max(abs(other), 1e-6) for one, other in pairs)
         return error, "" if error <= ALLOWED[task.dtype] else f"wrong: losses differ by {error:.1%}"
 
-    def tables(self, rows: Sequence[Row]) -> list[Table]:
-        lines = lines_of(rows, self.native)
-        ways = [name for name in self.makers if any(name in line.ways for line in lines)]
-        columns = dict(BEFORE)
-        for told, value in (
-            ("step, ms", lambda row: times(1e3, row.seconds)),
-            ("first step, s", lambda row: row.phases.get("first")),
-            ("peak, GB", lambda row: times(1e-9, row.peak_bytes)),
-        ):
-            columns[f"{told}: {' / '.join(ways)}"] = side_by_side(ways, value, ".4g")
-        columns |= {"fused": AFTER["kernels of ours"], "check": AFTER["check"]}
-        ratios = [line.ours.to_best for line in lines if line.ours.to_best]
-        told = "ours / the best of eager and compiled: {:.2f}, worst {:.2f}"
-        summary = [told.format(geomean(ratios), max(ratios))] if ratios else []
-        return [table("Whole programs", lines, columns, *summary)]
+    def summed_up(self, lines: Sequence[Line]) -> Iterator[str]:
+        if ratios := [line.ours.to_best for line in lines if line.ours.to_best]:
+            yield f"ours / the best of eager and compiled: {geomean(ratios):.2f}, worst {max(ratios):.2f}"

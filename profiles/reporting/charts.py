@@ -8,7 +8,7 @@ from typing import Any
 from zlib import crc32
 
 from einops_fast.profiles.cases import curve
-from einops_fast.profiles.reporting.cells import by_case, gigabytes, is_behind, over_floor, teraflops
+from einops_fast.profiles.reporting.cells import by_case, gigabytes, is_behind, over_floor, speedup, teraflops
 from einops_fast.profiles.reporting.records import Ceiling, Row, is_ours, is_own
 
 __all__ = ["Chart", "Spec", "case_chart", "chart", "curves", "general_charts", "plane"]
@@ -220,7 +220,7 @@ def general_charts(rows: Sequence[Row], ceiling: Ceiling | None, title: str) -> 
     if any(row.speedup for row in rows if is_ours(row.what)):
         native = "native time / this, log scale (right of 1 is faster)"
         told = f"{title}: native time over this"
-        found.append(case_chart("native", told, rows, lambda row: row.speedup, native, ratios=True))
+        found.append(case_chart("native", told, rows, speedup, native, ratios=True))
     priced = [row for row in rows if row.seconds and row.moved]
     if priced:
         panels = [_throughput(name, points) for name, points in sorted(curves(priced).items())]

@@ -42,11 +42,7 @@ def phase(backward: bool) -> str:
 
 
 def task(framework: str, dtype: str, case: str, backward: bool) -> str:
-    """Return what a study measures at a time, in words.
-
-    >>> task('torch', 'float16', 'mx0', True)
-    'torch float16 mx0 backward'
-    """
+    """Return what a study measures at a time, in words: ``torch float16 mx0 backward``."""
     return f"{framework} {dtype} {case} {phase(backward)}"
 
 
@@ -110,11 +106,7 @@ def is_ours(what: str) -> bool:
 
 
 def is_own(what: str) -> bool:
-    """Return whether a way is ours, another call of ours, or kernels of ours alone: no peer.
-
-    >>> is_own('ours'), is_own('patched'), is_own('cudnn')
-    (True, True, False)
-    """
+    """Return whether a way is ours, another call of ours, or kernels of ours alone: no peer."""
     return is_ours(what) or what in ("contract_expression", "patched", "triton")
 
 

@@ -16,6 +16,7 @@ from einops_fast.profiles.reporting.cells import (
     milliseconds,
     over_floor,
     ratio,
+    speedup,
 )
 from einops_fast.profiles.reporting.records import Row
 from einops_fast.profiles.reporting.report import geomean, markdown_table
@@ -189,35 +190,29 @@ def _results() -> str:
     return markdown_table(("what", "against", "geometric mean", "worst", "best"), cells)
 
 
-def _speedup(row: Row) -> float | None:
-    return row.speedup
-
-
-Line = tuple[str, str, str, Callable[[Row], float | None], dict[str, Any]]
-
 PEERS = {
     "attention": "the best of cuDNN, FlashAttention, FlexAttention and others",
     "ops": "the best of torch, `torch.compile`, Liger-Kernel and QuACK",
 }
 
 # What each line is about and against, of which results, what it tells of a row, and of which rows.
-LINES: tuple[Line, ...] = (
-    ("MXNet, one CPU thread, float32", "`mx.np.einsum`", ISSUE.format(1), _speedup,
+LINES: tuple[tuple[str, str, str, Callable[[Row], float | None], dict[str, Any]], ...] = (
+    ("MXNet, one CPU thread, float32", "`mx.np.einsum`", ISSUE.format(1), speedup,
      {"framework": "mxnet", "backward": False}),
     ("NumPy, 2 CPU threads, float32", "the better of `np.einsum(optimize=True)` and opt_einsum", CPU, best_over_ours,
      {"framework": "numpy", "backward": False}),
-    *((f"torch, 2 CPU threads, {dtype}", "`torch.einsum`", CPU, _speedup,
+    *((f"torch, 2 CPU threads, {dtype}", "`torch.einsum`", CPU, speedup,
        {"framework": "torch", "dtype": dtype, "backward": False}) for dtype in ("float32", "bfloat16")),
-    *((f"torch, GPU, {told}", "`torch.einsum`", GPU, _speedup, {"dtype": dtype, "backward": False})
+    *((f"torch, GPU, {told}", "`torch.einsum`", GPU, speedup, {"dtype": dtype, "backward": False})
       for dtype, told in ON_GPU.items()),
-    *((f"CuPy, GPU, {ON_GPU[dtype]}", "`cupy.einsum`", CUPY, _speedup, {"dtype": dtype, "backward": False})
+    *((f"CuPy, GPU, {ON_GPU[dtype]}", "`cupy.einsum`", CUPY, speedup, {"dtype": dtype, "backward": False})
       for dtype in ("float16", "float32")),
     *((f"{'fused layers' if study == 'ops' else study}, GPU, bfloat16, forward{' and backward' * backward}", against,
        f"{study}-*", best_over_ours, {"dtype": "bfloat16", "backward": backward})
       for study, against in PEERS.items() for backward in (False, True)),
     ("training steps of whole programs, GPU, bfloat16", "the better of eager and `torch.compile`", "programs-*",
      best_over_ours, {"dtype": "bfloat16", "backward": True}),
-    ("first calls at 40 lengths, GPU, bfloat16", "torch's own functions", "first-calls-*", _speedup,
+    ("first calls at 40 lengths, GPU, bfloat16", "torch's own functions", "first-calls-*", speedup,
      {"dtype": "bfloat16"}),
 )  # fmt: skip
 

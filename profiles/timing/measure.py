@@ -18,9 +18,9 @@ from time import perf_counter
 from typing import Any
 
 from einops_fast.profiles.cases import Case
-from einops_fast.profiles.frameworks import CACHE_FLUSH_BYTES, Framework, Unavailable
+from einops_fast.profiles.frameworks import CACHE_FLUSH_BYTES, Unavailable
 from einops_fast.profiles.timing.accuracy import Reference, allowed
-from einops_fast.profiles.timing.clocks import Clock, HostClock, host_seconds, no_collection
+from einops_fast.profiles.timing.clocks import Clock, host_seconds, no_collection
 from einops_fast.profiles.ways import Around, Call, Inputs, Way, answer, bind, inputs
 
 __all__ = [
@@ -89,7 +89,7 @@ def compare(
 ) -> list[Timing]:  # fmt: skip
     """Check and time all ways of an einsum. The first, a native one, is the standard of errors and ratios."""
     checked = check(case, ways, dtype, backward=backward)
-    timed = time_ways(checked, lambda framework: inputs(case, framework, dtype, 1, backward), effort, clock=clock)
+    timed = time_ways(checked, lambda: inputs(case, ways[0].framework, dtype, 1, backward), effort, clock=clock)
     return [replace(each, speedup=paired_ratio(timed[0], each)) for each in timed]
 
 
@@ -97,30 +97,27 @@ def compare(
 
 
 def check(case: Case, ways: Sequence[Way], dtype: str, *, backward: bool = False) -> list[Timing]:
-    """Return the error of every way of an einsum, if possible beside that of the first way."""
-    first = ways[0].framework
-    several = len({way.framework.name for way in ways}) > 1
-
-    @cache
-    def given(framework: Framework) -> Inputs:
-        return inputs(case, framework, dtype, 0, backward, shared=several)
-
+    """Return the error of every way of an einsum in one framework, if possible beside that of the first way."""
+    framework = ways[0].framework
+    given = inputs(case, framework, dtype, 0, backward)
     # From the values as rounded to the dtype: what the result has to be, and each gradient.
-    operands, cotangents = given(first).operands, given(first).cotangents
-    references = [Reference(case, operands, first.to_float64)]
-    for cotangent in cotangents:
+    operands = given.operands
+    references = [Reference(case, operands, framework.to_float64)]
+    for cotangent in given.cotangents:
         for place in range(len(operands)):
             others = [*operands[:place], cotangent, *operands[place + 1 :]]
-            references.append(Reference(case.gradient(place), others, first.to_float64))
+            references.append(Reference(case.gradient(place), others, framework.to_float64))
     shapes = [case.result_shape, *(case.shapes if backward else ())]
 
     def judge(way: Way, native: Errors | None) -> tuple[Errors, str]:
         # Gradients may be right where the result isn't, as of a result that is off by a constant.
-        results, gradients = answer(way, given(way.framework), shapes, dtype)
+        results, gradients = answer(way, given, shapes, dtype)
         pairs = zip(references, (*results, *gradients), strict=True)
-        errors = tuple(reference.error(array, way.framework.to_float64) for reference, array in pairs)
-        comparable = native if native and way.framework is first else [None] * len(errors)
-        limits = [allowed(each.case, dtype, other) for each, other in zip(references, comparable, strict=True)]
+        errors = tuple(reference.error(array, framework.to_float64) for reference, array in pairs)
+        limits = [
+            allowed(each.case, dtype, other)
+            for each, other in zip(references, native or [None] * len(errors), strict=True)
+        ]
         return errors, next(filter(None, map(too_wrong, errors, limits)), "")
 
     return check_ways(ways, judge, ways[0].name)
@@ -148,11 +145,7 @@ def check_ways(ways: Sequence[Way], judge: Judge, native: str, cannot: type[Exce
 
 
 def too_wrong(error: float, limit: float) -> str:
-    """Return why a result doesn't count that is off by more than allowed; empty if it isn't.
-
-    >>> too_wrong(0.5, 0.1), too_wrong(0.1, 0.5)
-    ('wrong: error 5.0e-01, allowed 1.0e-01', '')
-    """
+    """Return why a result doesn't count that is off by more than allowed; empty if it isn't."""
     return f"wrong: error {error:.1e}, allowed {limit:.1e}" if not error <= limit else ""
 
 
@@ -166,21 +159,16 @@ def reason(error: BaseException) -> str:
 
 def time_ways(
     checked: Sequence[Timing],
-    make_inputs: Callable[[Framework], Inputs],
+    make_inputs: Callable[[], Inputs],
     effort: Effort,
     *,
     clock: Clock | None = None,
     hiding_launches: float | None = None,
 ) -> list[Timing]:
-    """Time the ways that passed their check, in turns.
+    """Time the ways that passed their check, in turns, by the device's own clock unless another is given.
 
-    Args:
-        checked: what came out of their check.
-        make_inputs: of a framework; not those of the check: nothing remembered from there can help.
-        effort: how long to measure.
-        clock: what to measure with; default: the device's own clock.
-        hiding_launches: bytes per second at which a GPU's cache is emptied, again and again before each call, until
-            the host has queued all of it; default: once.
+    Their inputs aren't those of the check: nothing remembered from there can help. ``hiding_launches`` are the bytes
+    per second at which a GPU's cache is emptied before each call until the host has queued all of it; default: once.
     """
     timed = {each.name: each for each in checked}
     given = cache(make_inputs)
@@ -190,19 +178,19 @@ def time_ways(
         if each.failure or way is None:
             continue
         try:
-            call = bind(way, given(way.framework))
+            call = bind(way, given())
             with way.around():
                 host = host_seconds(way.framework.synchronize, call) if way.framework.device == "gpu" else None
                 call()
         except Exception as error:  # memory, say, may not do for two sets of inputs
             timed[way.name] = replace(Timing.failed(way.name, error), way=way)
             continue
-        timed[way.name] = replace(each, call=call, host=host, operands=given(way.framework).operands)
+        timed[way.name] = replace(each, call=call, host=host, operands=given().operands)
         running.append((way, call))
     if not running:
         return list(timed.values())
     longest = max(each.host or 0.0 for each in timed.values())
-    clock = clock or _clock([way.framework for way, _ in running], _flushes(longest, hiding_launches))
+    clock = clock or running[0][0].framework.clock(flushes=_flushes(longest, hiding_launches))
     times = time_calls([call for _, call in running], clock, effort, [way.around for way, _ in running])
     for (way, _), rounds in zip(running, times, strict=True):
         low, _, high = quantiles(rounds, n=4)
@@ -259,19 +247,6 @@ def time_calls(
             for place in order:
                 times[place].append(sample(place, counts[place]))
     return times
-
-
-def _clock(frameworks: Sequence[Framework], flushes: int) -> Clock:
-    """Return one clock for all: the device's own where it sees the work of each, else the host's."""
-    different = list({framework.name: framework for framework in frameworks}.values())
-    if len(different) == 1 or all(framework.default_stream for framework in different):
-        return different[0].clock(flushes=flushes)
-
-    def synchronize() -> None:
-        for framework in different:
-            framework.synchronize()
-
-    return HostClock(synchronize)
 
 
 def _flushes(longest: float, bandwidth: float | None) -> int:

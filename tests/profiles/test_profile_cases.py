@@ -7,9 +7,7 @@ from einops_fast import fast_einsum
 from einops_fast.profiles import frameworks, ways
 from einops_fast.profiles.cases import BACKWARD, CONTRACTIONS, PROBLEMS, Case, select
 from einops_fast.profiles.contraction.cases import EXTRA, FAMILIES, MODELS
-from einops_fast.profiles.reporting.records import Ceiling
 from einops_fast.profiles.timing import accuracy
-from einops_fast.profiles.timing.ceilings import Work
 from einops_fast.profiles.ways import stored_shapes
 
 
@@ -56,21 +54,10 @@ def test_families_are_apart_and_have_every_kind_of_layout():
 def test_select_by_parts_of_names():
     assert select(PROBLEMS, "") == PROBLEMS
     assert [case.name for case in select(CONTRACTIONS, "wdot-, 1")] == ["mx1", "rowdot-bind"]
-    with pytest.raises(ValueError, match="mx7"):
-        select(PROBLEMS, "7")
+    assert select(PROBLEMS, "7") == ()
 
 
 # What a case costs
-
-
-@pytest.mark.parametrize(
-    ("name", "microseconds"),
-    [("mx0", 12.9), ("qk-bind", 1350), ("rowdot", 63.8), ("bilinear", 339), ("abc-bda-dc", 270)],
-)
-def test_floor_is_the_published_one(name, microseconds):
-    case = next(case for case in CONTRACTIONS if case.name == name)
-    h200 = Ceiling(bandwidth=4.24e12, flops=50.9e12)
-    assert Work.of(case.passes(), "float32", h200).floor * 1e6 == pytest.approx(microseconds, rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -87,17 +74,6 @@ def test_floor_is_the_published_one(name, microseconds):
 )
 def test_elements_and_flops_are_those_that_are_left(case, elements, flops):
     assert (case.elements, case.flops) == (elements, flops)
-
-
-def test_work_of_backward():
-    case = Case("c", "ij,jk->ik", ((2, 3), (3, 4)))
-    ceilings = Ceiling(bandwidth=1.0, flops=1e9)
-    forward, both = (Work.of(case.passes(backward), "float32", ceilings) for backward in (False, True))
-    assert (forward.moved, forward.flops) == (4 * (6 + 12 + 8), 48)
-    # Operands and cotangent are read, and the gradients of both operands written.
-    assert both.moved - forward.moved == 4 * (6 + 12 + 8 + 6 + 12)
-    assert both.flops == 3 * forward.flops
-    assert both.floor == both.moved
 
 
 # Operands

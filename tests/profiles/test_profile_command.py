@@ -3,7 +3,6 @@
 import csv
 import json
 import os
-import re
 import signal
 import sys
 from dataclasses import replace
@@ -100,7 +99,7 @@ def test_own_cases_in_yaml(tmp_path, monkeypatch):
     if find_spec("yaml") is not None:
         assert own_cases.read_cases(path) == (Case("a", "ij,jk->ik", ((2, 3), (3, 4)), fixed=True),)
     monkeypatch.setitem(sys.modules, "yaml", None)
-    with pytest.raises(own_cases.BadCases, match="PyYAML"):
+    with pytest.raises(ValueError, match="PyYAML"):
         own_cases.read_cases(path)
 
 
@@ -121,7 +120,7 @@ def test_own_cases_in_yaml(tmp_path, monkeypatch):
 def test_what_is_wrong_with_own_cases_is_told(text, message, tmp_path):
     path = tmp_path / "mine.json"
     path.write_text(text)
-    with pytest.raises(own_cases.BadCases, match=message):
+    with pytest.raises(ValueError, match=message):
         own_cases.read_cases(path)
 
 
@@ -148,12 +147,6 @@ def test_wrong_arguments_are_told(arguments, message, capsys):
         command.main(arguments)
     assert exit_.value.code == 2
     assert message in capsys.readouterr().err
-
-
-def test_tables_without_rich(run, mine, monkeypatch):
-    monkeypatch.setitem(sys.modules, "rich.table", None)
-    _, _, printed = run("contraction", "--framework", "numpy", "--cases", str(mine))
-    assert re.search(r"^contraction: numpy, float32, forward\ncase +called +sizes", printed, re.MULTILINE)
 
 
 def test_traces_are_written(run, torch, mine, tmp_path):
@@ -292,18 +285,6 @@ def test_later_rows_count_and_files_are_named_after_the_gpu(told):
     _, result, files = told([Machine("Some CPU", 2, {}), *RIGHT, replace(RIGHT[2], kernels="gemm")], quick=True)
     assert files[0] == "contraction-nvidia-h200-partial.csv"
     assert [(row.what, row.kernels) for row in result.rows] == [("native", ""), (OURS, "gemm")]
-
-
-@pytest.mark.parametrize(
-    "record",
-    [
-        Row("torch", "a", OURS, "float32", failure="wrong", backward=True, guest=True, kernel_seconds={"k": 1e-3}),
-        H200,
-        records.Note("left out"),
-    ],
-)
-def test_records_travel(record):
-    assert records.decode(records.encode(record)) == record
 
 
 # Against an earlier run, and going on from one

@@ -1,11 +1,7 @@
 """README and docs say what kept results, docstrings and folders say; results of any age can be read."""
 
-import doctest
 import json
-import os
 import re
-from importlib import import_module
-from pathlib import Path
 
 import pytest
 from python_process import run_python
@@ -14,7 +10,9 @@ from einops_fast.profiles.cases import ITEM_SIZES
 from einops_fast.profiles.contraction.cases import FAMILIES
 from einops_fast.profiles.reporting import documents, results
 from einops_fast.profiles.reporting.records import Ceiling, Row, skipped
+from einops_fast.profiles.reporting.report import markdown_table
 from einops_fast.profiles.reporting.results import RESULTS, ROOT, Result, read_result, reports_folder
+from einops_fast.profiles.reporting.sections_reference import PAGES, REFERENCE, names_of, public_names
 
 every_document = pytest.mark.parametrize(
     "path", documents.DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix()
@@ -36,6 +34,25 @@ def test_every_section_stands_somewhere():
 
 def test_readme_is_short():
     assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 120
+
+
+# The reference
+
+
+@pytest.mark.parametrize(
+    "module", ["einops_fast", "einops_fast.attention", "einops_fast.metrics", "einops_fast.nn", "einops_fast.ops"]
+)
+def test_every_public_name_is_on_a_page(module):
+    listed = {name for page in PAGES for _, name in names_of(page)}
+    assert set(public_names(module)) <= listed
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_name_has_its_docstring(page):
+    text = REFERENCE[page]()
+    for module, name in names_of(page):
+        assert f"### `{name}`\n\n`from {module} import {name}`" in text
+    assert not re.search(r":(func|class|mod|data|meth):`|``", text.replace("```", ""))
 
 
 # Links and paths
@@ -145,25 +162,8 @@ def test_a_result_is_read_as_it_was_written(tmp_path):
     assert json.loads(path.read_text("utf-8"))["rows"][1] == plain
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"rows": [{"colour": 1}]}'])
-def test_what_is_no_result_is_told(text, tmp_path):
-    path = tmp_path / "r.json"
-    path.write_text(text)
-    with pytest.raises(ValueError, match="no result of a study"):
-        read_result(path)
-
-
-def test_a_result_that_cannot_be_written_leaves_the_one_before(tmp_path, monkeypatch):
-    def replace(*paths):
-        raise OSError("no space left")
-
-    path = tmp_path / "einsum.json"
-    path.write_text("before")
-    monkeypatch.setattr(os, "replace", replace)
-    with pytest.raises(OSError, match="no space"):
-        Result("einsum", "Some CPU", 1, "2026-01-01", True, {}, (), ()).write_json(path)
-    assert path.read_text() == "before"
-    assert list(tmp_path.iterdir()) == [path]
+def test_a_cell_stays_in_its_column_and_line():
+    assert markdown_table(("a",), [("x|y\nz",)]).splitlines()[-1] == "| x\\|y z |"
 
 
 def test_reports_replace_no_kept_results_nor_parts_of_an_installed_package(tmp_path, monkeypatch):
@@ -171,22 +171,3 @@ def test_reports_replace_no_kept_results_nor_parts_of_an_installed_package(tmp_p
     monkeypatch.setattr(results, "ROOT", tmp_path / "site-packages")
     monkeypatch.chdir(tmp_path)
     assert reports_folder().resolve().parent == tmp_path.resolve()
-
-
-# Examples
-
-PROFILES = Path(documents.__file__).parents[1]
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        ".".join(path.relative_to(PROFILES).with_suffix("").parts)
-        for path in sorted(PROFILES.rglob("*.py"))
-        if ">>>" in path.read_text("utf-8")
-    ],
-)
-def test_examples_are_right(name):
-    done = doctest.testmod(import_module(f"einops_fast.profiles.{name}"))
-    assert done.attempted
-    assert not done.failed

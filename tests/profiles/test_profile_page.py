@@ -175,10 +175,12 @@ def test_kept_results_make_a_page(path, monkeypatch):
     assert json.dumps([chart.spec for chart in STUDIES[result.study].charts(result.measured, result.ceilings)])
 
 
-def test_what_is_no_result_is_told(tmp_path, capsys):
-    (tmp_path / "list.json").write_text("[]")
-    for file, message in (("nowhere.json", "No such file"), (str(tmp_path / "list.json"), "is no result of a study")):
-        with pytest.raises(SystemExit) as exit_:
-            plots.main([file])
-        assert exit_.value.code == 2
-        assert message in capsys.readouterr().err
+@pytest.mark.parametrize("text", [None, "", "[]", "{}", '{"rows": [{"colour": 1}]}'])
+def test_what_is_no_result_is_told(text, tmp_path, capsys):
+    path = tmp_path / "r.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(SystemExit) as exit_:
+        plots.main([str(path)])
+    assert exit_.value.code == 2
+    assert ("No such file" if text is None else "is no result of a study") in capsys.readouterr().err

@@ -151,18 +151,6 @@ def test_a_wrong_result_is_found(torch, monkeypatch):
     assert all(found.error > found.allowed for found in first_calls.measured(job_of(case), case, torch))
 
 
-def test_lengths():
-    assert all(len(case.lengths) * case.calls == 160 for case in LENGTHS.values())
-    assert {length % 64 for length in LENGTHS["bucketed training"].lengths} == {0}
-    ragged = LENGTHS["ragged last batch"]
-    assert ragged.lengths[-2:] == (32, 17)
-    assert ragged.at(17) == ([(17, 256, 8, 64)] * 2, (17, 8, 256, 256))
-    assert ragged.scaled("gpu", "float32") is ragged
-    small = ragged.scaled("cpu", "float32")
-    assert small.lengths[-2:] == (4, 2)
-    assert small.at(2) == ([(2, 32, 8, 32)] * 2, (2, 8, 32, 32))
-
-
 def test_table_of_first_calls(rows_of, torch):
     """Ours is faster once there are kernels, wrong for one case, and fails for another."""
 
