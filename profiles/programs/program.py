@@ -38,6 +38,7 @@ COMPILERS: dict[str, Callable[[Program], Any]] = {
     "ours": lambda program: einops_fast.compile(program.module),
     "optimize": _optimized,
     "optimize+compile": lambda program: torch.compile(_optimized(program)),
+    "attention()": lambda program: program.named,
 }
 
 
