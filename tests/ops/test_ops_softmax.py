@@ -114,6 +114,27 @@ def test_nan_and_infinity_as_torch(function: Any, ways: Any) -> None:
     torch.testing.assert_close(found, native, equal_nan=True)
 
 
+LARGE: dict[str, dict[str, Any]] = {
+    "bool mask": {"mask": randn(40, 30, 32) > 0},
+    "broadcast mask": {"mask": randn(30, 1) > 0, "temperature": 2.0},
+    "added mask": {"mask": randn(40, 1, 32)},
+    "causal": {"causal": "bottom_right"},
+}
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=["softmax", "log"])
+@pytest.mark.parametrize("option", LARGE)
+@pytest.mark.parametrize("dim", [0, 1, 2])
+def test_large_results_lie_as_the_input(function: Any, option: str, dim: int) -> None:
+    """Also on a CPU, where torch's functions take C order."""
+    for order in ((1, 0, 2), (1, 2, 0), (2, 1, 0)):
+        x = randn(*[(40, 30, 32)[at] for at in order]).permute([order.index(at) for at in range(3)])
+        found = gradients(lambda x: function(x, dim, **LARGE[option]), [leaf(x)])
+        expected = gradients(lambda x: function(x, dim, **LARGE[option]), [leaf(x.contiguous())])
+        assert_near(found, expected)
+        assert found[0].stride() == x.stride()
+
+
 def test_mask_gradient(ways: Any) -> None:
     x, mask = leaf(randn(3, 2, 21)), leaf(randn(2, 1, seed=2))
     with ways:

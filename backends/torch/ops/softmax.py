@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import isfinite, isnan, nan
 from typing import Any
 
@@ -57,6 +58,11 @@ def _by_torch(
     if mask is None and queries is None and scale == 1.0:
         kind = None if wanted == x.dtype else wanted
         return lambda x, mask: native(x, dim, dtype=kind)
+    if x.numel() >= _LARGE and may_read_values(x):
+        strides = x.stride()
+        order = sorted(range(x.dim()), key=lambda at: (strides[at] != 0, -strides[at]))
+        if order != sorted(order):
+            return _as_it_lies(order, x, mask, dim, log, queries, shift, scale, wanted)
 
     def masked(x: Any, mask: Any) -> Any:
         score, seen = _score(x, mask, dim, queries, shift, scale)
@@ -80,6 +86,21 @@ def _by_torch(
         return found.to(wanted)
 
     return masked
+
+
+def _as_it_lies(
+    order: Sequence[int], x: Any, mask: Any, dim: int, log: bool, queries: int | None, *numbers: Any
+) -> Run:
+    """Return the same with the outermost axes first: of others, torch's functions make copies in C order."""
+    rank = len(order)
+    back = [order.index(at) for at in range(rank)]
+
+    def permuted(array: Any) -> Any:
+        return None if array is None else array[(None,) * (rank - array.dim())].permute(order)
+
+    rows = None if queries is None else back[queries]
+    run = _by_torch(permuted(x), permuted(mask), back[dim], log, rows, *numbers)
+    return lambda x, mask: run(permuted(x), permuted(mask)).permute(back)
 
 
 def _score(x: Any, mask: Any, dim: int, queries: int | None, shift: int, scale: float) -> tuple[Any, Any]:
