@@ -212,7 +212,7 @@ def _imported(where: str, *arguments: Any, **options: Any) -> Any:
 
 def _call(operands: Sequence[Any], out: Any, dtype: Any, order: str, casting: str, optimize: Any) -> Any:
     """The careful way: check everything, make the plan, remember it."""
-    call, order = read_call(operands), read_options(order, casting)
+    call, given, order = read_call(operands), order, read_options(order, casting)
     options = {"dtype": dtype, "order": order, "casting": casting, "optimize": optimize}
     if composition(call.spelled) is not None:
         return with_sizes(operands, {}, out, **options)
@@ -234,12 +234,17 @@ def _call(operands: Sequence[Any], out: Any, dtype: Any, order: str, casting: st
         # To tell what a plan depends on takes as long as all else of a first call.
         known = not usual or question in by_question
         run = compiled.get((question, backend.signature(arrays))) if known else None
-        if usual and (run is None or is_reproducible()):  # which plans of other modes don't change
+        if usual and run is None:
             subscripts = call.subscripts(tuple([len(array.shape) for array in arrays]))
             as_given = isinstance(call.spelled, str) and subscripts.in_letters
+            spelled = call.spelled if as_given else type(arrays[0])
+            is_new = spelled not in known_loops
             result = result_at_once(question, subscripts, backend, arrays, as_given)
             if result is not None:
                 return result
+            if is_new and spelled in known_loops and is_reproducible():
+                # Later calls look at sizes first, then for plans, which may be of other modes: so does this one.
+                return fast_einsum(*operands, order=given, casting=casting, optimize=optimize)
     except RuntimeError as error:
         if not isinstance(error, EinsumError):
             backend.signature(arrays)  # refuses tensors of layouts that have no sizes
@@ -373,15 +378,9 @@ def plan_arguments(
 
 
 def plan_call(
-    subscripts: Subscripts,
-    backend: Backend,
-    arrays: Sequence[Any],
-    dtype: Any,
-    casting: str,
-    optimize: Any,
-    order: str = "K",
-    memory: Sequence[int] = (),
-) -> Plan:
+    subscripts: Subscripts, backend: Backend, arrays: Sequence[Any], dtype: Any, casting: str, optimize: Any,
+    order: str = "K", memory: Sequence[int] = (),
+) -> Plan:  # fmt: skip
     """The plan for these arrays. Another order than ``'K'`` may still have to be brought about afterwards.
 
     ``memory`` are the axes of the result, slowest first, in the order that they are to have if it costs nothing.

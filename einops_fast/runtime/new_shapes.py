@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from einops_fast.backends import Backend
 from einops_fast.observing.observers import observed
-from einops_fast.patching.small_calls import know_loops, loops_suffice
+from einops_fast.patching.small_calls import know_loops
 from einops_fast.planning.notation import Subscripts, bind_sizes
 from einops_fast.runtime.plan_cache import LIMIT, emptied_with_plans, keep, kept
 from einops_fast.runtime.tuning import is_reproducible
@@ -148,11 +148,8 @@ def native_first(
         kind = type(operands[0])
         product = backend.product(subscripts) if as_given and AT_SECOND_CALL else None
         know_loops(str(question[0]) if as_given else kind, kind, backend.loops, product)
-    if is_reproducible():
-        # As later calls, which look at sizes alone, and not at what came before.
-        spelled = [question[0], *operands] if as_given else [each for array in operands for each in (array, ())]
-        loops = backend.loops if backend.loops is not None and loops_suffice(spelled) else None
-        return None if loops is None else lambda equation, arrays: loops(equation, *arrays)
+    if is_reproducible():  # what came before makes no difference: sizes alone send calls to loops
+        return None
     asked_first = _asked_first(subscripts, backend) if AT_SECOND_CALL and (as_given or asks_first) else None
     if not shapes.notice(operands, asked_first) or not AT_SECOND_CALL:
         return None

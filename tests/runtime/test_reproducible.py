@@ -1,6 +1,7 @@
 """The mode ``'reproducible'``: a call has the same bits the first time, later, and in every process."""
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,10 @@ EQUATIONS = [
     ("ij,ij->", (40, 30), (40, 30)),
     ("abc,ac->b", (5, 6, 70), (5, 70)),
     ("ij,jk,kl->il", (8, 33), (33, 9), (9, 12)),
+    # The loops would do in lists, but not in letters; by sizes, but not for so many operands
+    ("bij,bjk->bik", (3, 7, 9), (3, 9, 5)),
+    ("i,i,i,i->", *[(700,)] * 4),
+    ("ab,b->a", (30, 40), (40,)),
 ]
 
 PATTERN = "b h i d, b h j d, b h j e -> b h i e"
@@ -53,8 +58,17 @@ def in_lists(equation: str, *operands: Any) -> Any:
     return fast_einsum(*[each for pair in pairs for each in pair], list(output))
 
 
+def in_a_list(equation: str, *operands: Any) -> Any:
+    return fast_einsum(equation, list(operands))
+
+
+@cache
+def expression(equation: str, *shapes: tuple[int, ...]) -> Any:
+    return contract_expression(equation, *shapes)
+
+
 def as_expression(equation: str, *operands: Any) -> Any:
-    return contract_expression(equation, *[each.shape for each in operands])(*operands)
+    return expression(equation, *[tuple(each.shape) for each in operands])(*operands)
 
 
 def when_patched(equation: str, *operands: Any) -> Any:
@@ -63,19 +77,34 @@ def when_patched(equation: str, *operands: Any) -> Any:
         return module.einsum(equation, *operands)
 
 
-@pytest.mark.parametrize("make", [of_numpy, of_torch])
-@pytest.mark.parametrize("einsum", [in_letters, in_lists, as_expression, when_patched])
+def of_complex(shape: tuple[int, ...]) -> Any:
+    return of_numpy(shape) * np.complex64(1 + 2j)
+
+
+@pytest.mark.parametrize("make", [of_numpy, of_complex, of_torch])
+@pytest.mark.parametrize("einsum", [in_letters, in_lists, in_a_list, as_expression, when_patched])
 def test_einsum_has_the_same_bits_from_the_first_call_on(make: Make, einsum: Callable[..., Any]) -> None:
     for equation, *shapes in EQUATIONS:
         operands = [make(shape) for shape in shapes]
         with autotune("reproducible"):
             found = {bits(einsum(equation, *operands)) for _ in range(3)}
-        # What calls in other modes learn makes no difference.
-        for _ in range(0 if einsum is when_patched else 3):
-            einsum(equation, *operands)
-        with autotune("reproducible"):
-            found.add(bits(einsum(equation, *operands)))
+        # What calls in other modes learn makes no difference, here or where they come first.
+        for forget in (bool, clear_plans):
+            forget()
+            for _ in range(3):
+                einsum(equation, *operands)
+            with autotune("reproducible"):
+                found.add(bits(einsum(equation, *operands)))
         assert len(found) == 1, equation
+
+
+def test_einsum_has_the_same_bits_after_calls_on_arrays_of_another_framework() -> None:
+    torch: Any = pytest.importorskip("torch")
+    for equation, *shapes in EQUATIONS:
+        operands = [of_numpy(shape) for shape in shapes]
+        fast_einsum(equation, *map(torch.from_numpy, operands))
+        with autotune("reproducible"):
+            assert len({bits(fast_einsum(equation, *operands)) for _ in range(3)}) == 1, equation
 
 
 def product(x: Any, y: Any) -> Any:
