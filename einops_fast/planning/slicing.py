@@ -217,7 +217,23 @@ class _Cutting:
             if best is None or (excess, time) < best[:2]:
                 best = excess, time, cuts
         assert best is not None
-        return best[2], best[0] == 1
+        fits = best[0] == 1
+        return self._longer(best[2], room, best[1]) if fits and not begun else best[2], fits
+
+    def _longer(self, cuts: dict[str, int], room: float, time: float) -> dict[str, int]:
+        """Return extents with which all fits, longer ones if that costs less: the search may have cut too much."""
+        while True:
+            found = []
+            for label, extent in cuts.items():
+                longer = {**cuts, label: 2 * extent}
+                if 2 * extent >= self.sizes[label]:
+                    del longer[label]
+                excess, _, less = self.price(longer, room)
+                if excess == 1 and less < time:
+                    found.append((less, label, longer))
+            if not found:
+                return cuts
+            time, _, cuts = min(found, key=lambda each: each[:2])
 
 
 def cheapest_slicing(subscripts: Subscripts, plans: Sequence[Plan], limit: int, trained: bool, begun: Set[str],

@@ -68,7 +68,8 @@ _WAITING = 32
 _CALLS = 4
 """Of a problem, of which one looks whether there is anything to do; what is called less often needn't come back."""
 
-_undecided: weakref.WeakSet[Tiers[Any]] = weakref.WeakSet()
+_undecided: weakref.WeakValueDictionary[int, Tiers[Any]] = weakref.WeakValueDictionary()
+"""By identity: unlike a set's, its references are listed at once, whatever other threads add."""
 
 
 class Problem(ABC, Generic[W]):
@@ -189,8 +190,8 @@ class Tiers(Generic[W]):
         self._known: Sequence[str] | None = None
         self._busy = threading.Lock()
         self._futures: dict[str, Future[Any] | None] | None = None
-        self._flow = self._begin()
-        _undecided.add(self)
+        self._flow: Iterator[Run | None] = self._begin()
+        _undecided[id(self)] = self
 
     def run(self) -> Run:
         """Return what is to run the next call."""
@@ -204,6 +205,10 @@ class Tiers(Generic[W]):
             return self._library
         try:
             return next(self._flow, None) or self.now
+        except BaseException:  # Control-C, say
+            if self.decided is None:
+                self._flow = self._begin()  # a generator that has raised is over
+            raise
         finally:
             self._busy.release()
 
@@ -219,13 +224,15 @@ class Tiers(Generic[W]):
     def settle(self) -> None:
         """Choose now, and wait for that."""
         with self._busy:
-            self.decide(self.problem.settle())
+            if self.decided is None:
+                self.decide(self.problem.settle())
 
     def decide(self, way: W, run: Run | None = None) -> None:
         """Choose a way for good."""
-        _undecided.discard(self)
+        _undecided.pop(id(self), None)
         self._run_by(way, run)
         self.decided = way
+        self._flow = iter(())  # whatever was being tried ends, and the other ways are free to go
         self._chosen(way, self.now)
 
     def _begin(self) -> Iterator[Run | None]:
@@ -305,7 +312,7 @@ class Tiers(Generic[W]):
                 self.every = 1
                 seconds = yield from self._trial({"": self._library, name: self.problem.run(way)})
                 self.every = _CALLS
-                ratio = seconds.get(name, inf) / seconds.get("", inf) if "" in seconds else 0.0
+                ratio = seconds[name] / seconds.get("", inf) if name in seconds else inf
                 shared.ratios.append(ratio)
                 if ratio < 1:
                     self._run_by(way)
@@ -346,7 +353,7 @@ class Tiers(Generic[W]):
 
 def settle_all(told: Callable[[str, int, int], None] = lambda what, done, of: None) -> None:
     """Choose now for every problem that calls have been made of."""
-    undecided = list(_undecided)
+    undecided = [each for reference in _undecided.valuerefs() if (each := reference()) is not None]
     if background.available():
         # All at a time, on as many processors as there are.
         with ThreadPoolExecutor(_WAITING) as pool:

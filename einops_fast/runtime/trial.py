@@ -73,20 +73,21 @@ def take_turns(
                 yield None
                 continue
             del pending[0]
-            if counts and name in times:
-                times[name].append(seconds)
+            if counts:
+                times.get(name, []).append(seconds)
         alive = [name for name in alive if name in times]
         if number >= _FIRST_ROUNDS and not any(gradients.values()):
-            # A run of another thread may not be over.
-            least = {name: min(times[name], default=0.0) for name in alive}
-            alive = [name for name in alive if least[name] <= spread * min(least.values())]
+            # A way whose runs, in other threads, aren't over may still be the fastest.
+            least = {name: min(each) for name in alive if (each := times.get(name))}
+            most = spread * min(least.values(), default=0.0)
+            alive = [name for name in alive if least.get(name, 0.0) <= most]
         if len(alive) < 2:
             break
     for _ in range(_PATIENCE):
         if None not in map(gradient_seconds, alive):
             break
         yield None
-    medians = {name: statistics.median(each) for name, each in times.items() if each}
+    medians = {name: statistics.median(each) for name, each in [*times.items()] if each}
     of_gradients = {name: seconds for name in medians if (seconds := gradient_seconds(name)) is not None}
     if len(of_gradients) < len(medians):
         return medians

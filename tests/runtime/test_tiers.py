@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+import sys
+import threading
+import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
+from math import inf
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -309,3 +315,92 @@ def test_one_size_alone_needs_no_kernel_for_others() -> None:
     problem.calls(250)
     assert problem.tiers._for_any is None
     assert set(problem.ordered) == {"one"}
+
+
+def test_sizes_leave_a_kernel_that_fails_where_the_library_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As both do in a call that is wrong, or that there is no memory for."""
+
+    run_of = FakeForAny.run
+
+    def run(self: FakeForAny, way: str) -> Callable[..., Any]:
+        return lambda *operands: run_of(self, way)(*[way] * len(operands))
+
+    monkeypatch.setattr(FakeForAny, "run", run)
+    problems = of_sizes(40, 1.2e-5)
+    for problem in problems * 8:
+        problem.call()
+    (future,) = FakeForAny.library_calls.values()
+    future.set_result(None)
+    for problem in problems * 20:
+        with suppress(MemoryError):
+            problem.call("too large")
+    assert problems[0].tiers._kind.shared["class"].ratios == [inf] * 3
+    assert {problem.tiers.way for problem in problems} == {"library"}
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+@pytest.mark.parametrize("method", ["key", "named", "saves", "seconds", "preferred"])
+def test_a_step_that_is_interrupted_begins_anew(
+    method: str, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = Fake({"library": 3e-5, "one": 2e-5, "two": 1e-5})
+    owner: Any = problem
+    if method == "seconds":
+        owner, stopwatch = SimpleNamespace(seconds=lambda: 1e-5), problem.stopwatch
+        monkeypatch.setattr(
+            problem, "stopwatch", lambda: SimpleNamespace(**{**vars(stopwatch()), "seconds": lambda: owner.seconds()})
+        )
+    working = getattr(owner, method)
+
+    def interrupted(*given: Any) -> Any:
+        setattr(owner, method, working)
+        raise error
+
+    monkeypatch.setattr(owner, method, interrupted)
+    raised = 0
+    for _ in range(120):
+        try:
+            problem.call()
+        except error:
+            raised += 1
+        problem.compile_all()
+    assert raised <= 1
+    assert problem.kept is not None
+    assert problem.kept != "library" or method == "seconds"
+
+
+def test_what_is_settled_is_tried_no_more_and_its_other_ways_are_free_to_go() -> None:
+    problem = Fake({"library": 3e-5, "one": 2e-5, "two": 1e-5}).begin()
+    problem.calls(8)  # some have been tried
+    (run,) = [weakref.ref(each) for each in [problem.tiers.step()]]
+    problem.tiers.settle()
+    gc.collect()
+    assert run() is None
+    assert {problem.tiers.run()() for _ in range(60)} == {"library"}  # as a call of another thread, begun before
+    problem.tiers.settle()
+    assert (problem.kept, problem.settled) == ("library", 1)
+
+
+def test_what_begins_meanwhile_in_other_threads_does_not_disturb_waiting() -> None:
+    """A look at all that is undecided gives way to another thread between any two of them."""
+    problems = [Fake({"library": 2e-5}) for _ in range(50)]
+    over, began = threading.Event(), list[Fake]()
+
+    def begin() -> None:
+        while not over.is_set():
+            began.append(Fake({"library": 2e-5}))
+            del began[:-20]
+
+    thread, interval = threading.Thread(target=begin), sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    thread.start()
+    try:
+        for _ in range(10):
+            for each in problems:
+                each.tiers = Tiers(each, each.keep)
+            settle_all()
+    finally:
+        sys.setswitchinterval(interval)
+        over.set()
+        thread.join()
+    assert all(each.settled >= 10 for each in problems)
