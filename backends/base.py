@@ -48,6 +48,8 @@ class Backend(ABC):
     name: str
     #: Top-level module of the framework; the backend wakes when it is in ``sys.modules``.
     module: str
+    #: Whether its arrays may lie in Fortran order.
+    fortran: bool = True
     #: Loops that take ``(equation, *arrays)``, if few elements, in less time than a plan is looked up in.
     loops: Callable[..., Any] | None = None
     #: Takes a call of attention as it was read, in place of a plan, and its arrays by name.

@@ -244,7 +244,8 @@ def _call(operands: Sequence[Any], out: Any, dtype: Any, order: str, casting: st
                 return result
             if is_new and spelled in known_loops and is_reproducible():
                 # Later calls look at sizes first, then for plans, which may be of other modes: so does this one.
-                return fast_einsum(*operands, order=given, casting=casting, optimize=optimize)
+                again: Any = fast_einsum
+                return again(*operands, order=given, casting=casting, optimize=optimize)
     except RuntimeError as error:
         if not isinstance(error, EinsumError):
             backend.signature(arrays)  # refuses tensors of layouts that have no sizes
@@ -359,7 +360,7 @@ def compile_call(
         run = compile_plan(plan, backend)
         run = run if folded is None else folded(plan, run)
     if order == "A":
-        order = "F" if all(backend.inspect(array).fortran for array in arrays) else "C"
+        order = "F" if backend.fortran and all(backend.inspect(array).fortran for array in arrays) else "C"
     return run if order == "K" else lambda *operands: backend.finish(run(*operands), None, order, casting)
 
 

@@ -32,6 +32,7 @@ class MxnetBackend(Backend):
 
     name = "mxnet"
     module = "mxnet"
+    fortran = False
     any_size = staticmethod(is_deferred)
     split = staticmethod(split_axes)
     merge = staticmethod(merge_axes)

@@ -23,7 +23,8 @@ from einops_fast.backends.torch.autocast import (
     torch_path,
     whole_dtype,
 )
-from einops_fast.backends.torch.ceilings import aimed_at, kernel_dtypes, target_of
+from einops_fast.backends.torch.ceilings import aimed_at, target_of
+from einops_fast.backends.torch.ceilings import kernel_dtypes as kernel_dtypes
 from einops_fast.backends.torch.einsum.native import einsum_alone, einsum_of, gives_c_order, pair_einsum
 from einops_fast.backends.torch.errors import copied_to, naming_operands, refuse_layouts
 from einops_fast.backends.torch.steps import TorchSteps, stacked_product

@@ -227,7 +227,10 @@ class Attention(Match):
         """Return whether gradients are made, and biases may hide all keys of a row by one large finite number."""
         trained = self.hidden != "zeros" and any(is_differentiated(read) for read in (self.q, self.k, self.v, *biases))
         over_keys = [bias for bias in biases if any(self.keys[0] in expanded(dim) for dim in bias.dims)]
-        return trained and any(not is_small(bias.node, bias.factor) for bias in over_keys)
+        large = [bias for bias in over_keys if trained and not is_small(bias.node, bias.factor)]
+        if self.logs and not all(map(is_differentiated, large)):
+            raise Miss("unsupported option", self.node)  # gradients of logarithms would be wrong; who learns hides none
+        return bool(large)
 
     @staticmethod
     def _mask(layout: Layout, mask: Mask) -> tuple[Node, list[Label]]:

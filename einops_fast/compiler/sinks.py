@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch.fx import Node
 
 from einops_fast.compiler.match import Miss
 from einops_fast.compiler.nest import Dims
-from einops_fast.compiler.nodes import argument, name_of, shape_of, source_of
+from einops_fast.compiler.nodes import argument, expression, name_of, shape_of, source_of
 from einops_fast.compiler.softmax import largest_of
 from einops_fast.compiler.views import broadcast, is_cast
 
@@ -29,8 +30,15 @@ def axis_without_last(node: Node) -> int | None:
     if len(cut) != 1:
         return None
     (axis,) = cut
-    ends = (slice(None, -1), slice(0, -1), slice(None, source[axis] - 1), slice(0, source[axis] - 1))
-    return axis if entries[axis] in ends else None
+    start, stop, step = [_size(end) for end in (entries[axis].start, entries[axis].stop, entries[axis].step)]
+    whole = start in (None, 0) and step in (None, 1)
+    return axis if whole and stop in (-1, expression(source[axis]) - 1) else None
+
+
+def _size(end: Any) -> Any:
+    """Return where a slice ends as an expression: nothing may ask for the number of a size that changes."""
+    end = end.meta["example_value"] if isinstance(end, Node) else end
+    return expression(end) if isinstance(end, (int, torch.SymInt)) else end
 
 
 def beside_sinks(node: Any, dims: Dims, axis: int) -> tuple[Node, tuple[Node, Dims], list[Node]]:

@@ -117,6 +117,35 @@ def test_queries_and_keys_in_float32_for_their_product_are_read_as_they_were(sca
         assert (one.double() - other).norm() < 0.03 * other.norm()
 
 
+@pytest.mark.parametrize("within", [False, True])
+@pytest.mark.parametrize("temperature", [1e-7, 1e6])
+def test_a_temperature_that_half_precision_has_no_room_for_multiplies_the_scores(
+    temperature: float, within: bool
+) -> None:
+    def program(q: Any, k: Any, v: Any, temperature: Any) -> Any:
+        scores = q.float() @ k.float().mT if within else (q @ k.mT).float()
+        return (scores * temperature / 1e6).softmax(-1).to(v.dtype) @ v
+
+    given = *operands(dtype=torch.float16), torch.full((1, 1, 1), temperature)
+    found = einops_fast.compile(program, then="eager")(*given)
+    torch.testing.assert_close(found, program(*given), rtol=1e-2, atol=1e-2)
+
+
+def test_logarithms_beside_a_bias_that_hides_all_keys_of_a_row_have_its_gradients() -> None:
+    def program(q: Any, k: Any, v: Any, bias: Any) -> Any:
+        scores = q @ k.mT + bias
+        return scores.softmax(-1) @ v, scores.logsumexp(-1)
+
+    q, k, v = operands()
+    bias = torch.zeros(q.shape[-2], k.shape[-2])
+    bias[1] = torch.finfo(torch.float32).min
+    gradients = []
+    for run in (program, einops_fast.compile(program, then="eager")):
+        result, logs = run(q, k, v, bias)
+        gradients.append(torch.autograd.grad(result.sum() + logs[..., 1].sum(), (q, k, v)))
+    torch.testing.assert_close(gradients[1], gradients[0])
+
+
 def test_values_in_float32_stay_there() -> None:
     def program(q: Any, k: Any, v: Any) -> Any:
         return (q.float() @ k.float().mT).softmax(-1) @ v.float()

@@ -8,7 +8,7 @@ from ops_problems import DEVICE, LAYOUTS, assert_near, check, kernels, laid_out,
 
 from einops_fast import ops
 from einops_fast.backends.torch.ops.activation import activation_by_torch
-from einops_fast.ops.activation import ACTIVATIONS
+from einops_fast.ops.checks import ACTIVATIONS
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)

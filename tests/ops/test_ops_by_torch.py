@@ -12,7 +12,7 @@ from einops_fast import ops
 from einops_fast.backends.torch.ops import logit_chunks
 from einops_fast.backends.torch.ops import softmax as torch_softmax
 from einops_fast.backends.torch.ops.cross_entropy import RowLoss
-from einops_fast.ops.activation import ACTIVATIONS
+from einops_fast.ops.checks import ACTIVATIONS
 
 HALVES = ("float16", "bfloat16")
 

@@ -25,7 +25,7 @@ from einops_fast.backends.triton.contraction.problems import problem
 from einops_fast.backends.triton.contraction.ways import BoxCandidate, Candidate
 from einops_fast.backends.triton.launching.launch import copies_boxes
 from einops_fast.nn import FusedLinear
-from einops_fast.ops.activation import ACTIVATIONS
+from einops_fast.ops.checks import ACTIVATIONS
 from einops_fast.planning.layout import contiguous_strides
 
 on_hopper = pytest.mark.skipif(DEVICE == "cpu" or not copies_boxes(), reason="needs a Hopper GPU")

@@ -24,6 +24,11 @@ def sinks_beside_a_mask(q, k, v, sinks, mask):
     return torch.einsum("bhij,bhje->bihe", with_sinks(scores, sinks, q).softmax(-1)[:, :, :, :N], v)
 
 
+@spelling(*HEADS_FIRST, (H,))
+def sinks_beyond_the_number_of_keys(q, k, v, sinks):
+    return with_sinks(q @ k.mT, sinks, q).softmax(-1)[..., 0 : k.shape[-2] : 1] @ v
+
+
 @spelling(*SQUARE, (H,))
 def sinks_where_rows_see_no_key(q, k, v, sinks):
     scores = (q @ k.mT).masked_fill(torch.ones(M, M, dtype=torch.bool).triu(), float("-inf"))

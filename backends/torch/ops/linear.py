@@ -12,7 +12,6 @@ import torch.nn.functional as F
 
 from einops_fast.backends.gpus import gpu_ceilings
 from einops_fast.backends.torch import backend as engine
-from einops_fast.backends.torch.ceilings import kernel_dtypes
 from einops_fast.backends.torch.gradients import gradients_by_torch
 from einops_fast.backends.torch.operator import MEMORY, Operator, autocasted, by_kernel, dtype_name
 from einops_fast.backends.torch.ops.activation import (
@@ -127,7 +126,7 @@ def _way(
     """What runs calls on such tensors: kernels beside the library, if the product is one of matrices."""
     library = _by_library(activation, keeps, device.type)
     name, leading = dtype_name(dtype), ascii_letters[: len(shape) - 1]
-    kernels = kernel_dtypes(device) & {name}
+    kernels = engine.kernel_dtypes(device) & {name}
     if not kernels:
         return library
     from einops_fast.backends.triton.contraction.choice import Choice, chosen_run

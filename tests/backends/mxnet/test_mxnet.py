@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from mxnet_equations import EQUATIONS, RTOL, autograd, check, gradients, mnp, mxnet, numbers, shapes_of
 
-from einops_fast import OperandError, fast_einsum
+from einops_fast import OperandError, contract_expression, fast_einsum
 from einops_fast.backends import get_backend
 from einops_fast.planning.steps import Arrange
 
@@ -112,6 +112,12 @@ def test_out_and_order() -> None:
     assert fast_einsum("ij,jk->ik", a, b, order="C").shape == (2, 4)
     with pytest.raises(OperandError, match="C order"):
         fast_einsum("ij,jk->ik", a, b, order="F")
+    narrow, flat = mnp.ones((4, 1)), mnp.ones((1, 3))
+    for found in (
+        fast_einsum("ij,jk->ik", narrow, flat, order="A"),
+        contract_expression("ij,jk->ik", narrow.shape, flat.shape, order="A")(narrow, flat),
+    ):
+        assert found.shape == (4, 3)
 
 
 def test_operands_that_do_not_belong_together() -> None:

@@ -42,4 +42,4 @@ def test_a_rank_that_is_out_of_memory_begins_no_collectives_alone(monkeypatch: p
     failure = torch.cuda.OutOfMemoryError("CUDA out of memory")
     options = {"dtype": None, "order": "K", "casting": "safe", "optimize": "auto"}
     with pytest.raises(torch.cuda.OutOfMemoryError):
-        limited.answer(failure, ("ij,jk->ik", torch.ones(2, 3), torch.ones(3, 4)), None, **options)
+        limited.answer(failure, ("ij,jk->ik", torch.ones(2, 3), torch.ones(3, 4)), None, options)

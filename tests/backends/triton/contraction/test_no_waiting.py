@@ -11,7 +11,7 @@ from first_calls import decisions
 
 from einops_fast import fast_einsum, wait_for_kernels
 from einops_fast.backends.triton.contraction.choice import Choice
-from einops_fast.runtime import kinds, tiers
+from einops_fast.runtime import tiers
 
 pytestmark = pytest.mark.gpu
 
@@ -96,7 +96,7 @@ def test_sizes_that_never_pay_share_a_kernel(chosen: list[str], monkeypatch: pyt
     while time.monotonic() < end:
         for each, expected in zip(given, wanted, strict=True):
             torch.testing.assert_close(fast_einsum(equation, *each), expected, rtol=1e-2, atol=0.1)
-        shared = [kernel for kind in kinds._kinds.values() for kernel in kind.shared.values()]
+        shared = [kernel for kind in tiers._kinds.values() for kernel in kind.shared.values()]
         if shared and all(kernel.faster is not None for kernel in shared):
             break
     assert 1 <= len(shared) <= 4
