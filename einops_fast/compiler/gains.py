@@ -43,8 +43,10 @@ def gained(layout: Layout, q: Read, gains: Sequence[Gain]) -> tuple[Node, list[L
         factor, own = layout.laid_out(gain.read)
         if not {*own} <= {*labels}:
             raise Miss("broadcast", gain.read.node)
-        if dtype_of(q.node) == torch.float16 != dtype_of(gain.read.node):
-            raise Miss("dtype", gain.read.node)  # what the scores have room for, float16 may not
+        if dtype_of(q.node) in (torch.float16, torch.bfloat16) and dtype_of(gain.read.node) != dtype_of(q.node):
+            raise Miss(
+                "dtype", gain.read.node
+            )  # what scores have room for, halves may not, and gradients have fewer digits
         function = torch.div if gain.divides else torch.mul
         node = layout.graph.call_function(function, (node, layout.permuted(factor, own, labels)))
     return (layout.graph.call_method("to", (node, dtype_of(q.node))) if gains else node), labels

@@ -131,6 +131,18 @@ def test_a_temperature_that_half_precision_has_no_room_for_multiplies_the_scores
     torch.testing.assert_close(found, program(*given), rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_temperature_multiplies_queries_of_its_own_dtype_alone(dtype: torch.dtype) -> None:
+    """Its gradient would be made of rounded ones of the queries."""
+    for own in (dtype, torch.float32):
+        torch._dynamo.reset()
+        with einops_fast.fusions() as log:
+            program = einops_fast.compile(lambda q, k, v, t: ((q @ k.mT) * t).softmax(-1).to(v.dtype) @ v, then="eager")
+            program(*operands(dtype=dtype), torch.ones(1, 1, 1, dtype=own, requires_grad=True))
+        assert len(log.fused) == (own == dtype), str(log)
+        assert [each.reason for each in log.missed] == ["dtype"] * (own != dtype)
+
+
 def test_logarithms_beside_a_bias_that_hides_all_keys_of_a_row_have_its_gradients() -> None:
     def program(q: Any, k: Any, v: Any, bias: Any) -> Any:
         scores = q @ k.mT + bias
