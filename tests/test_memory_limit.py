@@ -143,14 +143,6 @@ def test_a_tighter_limit_makes_more_pieces(name: str) -> None:
     assert counts[-1] > 1
 
 
-@pytest.mark.parametrize(("limit", "most"), [(7300, 2000), (8000, 100), (9000, 10)])
-def test_pieces_are_no_shorter_than_they_need_be(limit: int, most: int) -> None:
-    """Cuts that the search begins with may be of no use beside those that it ends with."""
-    shapes = (30, 40), (40, 50), (50, 60)
-    explanation = explain("ij,jk,kl->il", *[np.ones(shape, "float32") for shape in shapes], memory_limit=limit)
-    assert explanation.to_dict()["memory"]["pieces"] <= most
-
-
 def test_float16_is_added_up_in_float32() -> None:
     generator = np.random.default_rng(1)
     left, right = (generator.random((8, 20_000)).astype(np.float16) for _ in range(2))

@@ -21,7 +21,7 @@ _COLUMNS = 64
 """Columns of a matrix that lies transposed, up to which a copy reads all of them side by side."""
 
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""What stands for elements of so many bytes: NumPy has no bfloat16, and nothing is computed."""
+"""Integers in place of elements, by bytes: NumPy has no bfloat16, and nothing is computed."""
 
 _SHARED = 1 << 21
 """Elements from which on threads are worth starting; of fewer, all threads copy as torch does."""

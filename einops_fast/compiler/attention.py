@@ -36,7 +36,7 @@ _BETWEEN = frozenset(
 """What may be done to weights before they are multiplied with values, whether or not it can be fused."""
 
 _CHANGES = ("add", "add_", "sub", "sub_", "masked_fill", "masked_fill_", "where", "tanh")
-"""What may be done to scores beside multiplying them."""
+"""Functions that change scores otherwise than by a factor."""
 
 _REASONS = {"getitem": "different offset", "reshape": "different numel", "flatten": "different numel"}
 

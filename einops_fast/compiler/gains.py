@@ -16,14 +16,14 @@ from einops_fast.compiler.views import broadcast
 
 
 class Gain(NamedTuple):
-    """What all scores of a row are multiplied by."""
+    """A tensor that multiplies all scores of a row."""
 
     read: Read  # the tensor
     divides: bool  # whether they are divided by it
 
 
 def gain_of(node: Node, dims: Dims, keys: Sequence[Label]) -> tuple[Node, Gain]:
-    """Return the scores that a product or a quotient changes, and by what."""
+    """Return the scores that a node multiplies or divides by a tensor, and that tensor."""
     divides = name_of(node).startswith("div")
     one, other = source_of(node), argument(node, 1, "other")
     ways = [(one, other)] if divides else [(one, other), (other, one)]
@@ -37,7 +37,7 @@ def gain_of(node: Node, dims: Dims, keys: Sequence[Label]) -> tuple[Node, Gain]:
 
 
 def gained(layout: Layout, q: Read, gains: Sequence[Gain]) -> tuple[Node, list[Label]]:
-    """Put in queries that are multiplied by what their scores are; return them and their labels."""
+    """Put in queries that are multiplied by the gains of their scores; return them and their labels."""
     node, labels = layout.laid_out(q)
     for gain in gains:
         factor, own = layout.laid_out(gain.read)

@@ -74,7 +74,7 @@ class CopyingByKernel(TorchBackend):
 
 
 def _copy_of(array: Any) -> Run:
-    """What copies arrays like this one into C order."""
+    """Return a function that copies arrays like this one into C order."""
     memory = TorchMemory()
     shape, strides, device = tuple(array.shape), array.stride(), memory.device(array)
     labels = ascii_letters[: len(shape)]

@@ -56,7 +56,7 @@ def sum_by_lines(a: Any, b: Any, summed: int) -> Any | None:
 
 
 _Stack = tuple[tuple[Strides, Strides, int], tuple[Strides, Strides, int]]
-"""Where either operand of a batched product lies: shape, strides, offset."""
+"""The layout of either operand of a batched product: shape, strides, offset."""
 
 
 @dataclass(frozen=True)

@@ -123,7 +123,7 @@ def _way(
     precision: str,
     mode: str,
 ) -> Callable[..., Any]:
-    """What runs calls on such tensors: kernels beside the library, if the product is one of matrices."""
+    """Return what runs calls on tensors of this kind: kernels beside the library for a product of matrices."""
     library = _by_library(activation, keeps, device.type)
     name, leading = dtype_name(dtype), ascii_letters[: len(shape) - 1]
     kernels = engine.kernel_dtypes(device) & {name}

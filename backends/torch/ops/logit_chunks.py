@@ -35,10 +35,10 @@ _WIDENS = torch.version.cuda is not None and hasattr(torch.ops.aten.addmm, "dtyp
 
 
 _LOGITS = 1 << 17
-"""Of a piece, for each thread: they stay in its cache from one function to the next."""
+"""Logits of a piece for each thread: they stay in its cache from one function to the next."""
 
 _FEW_ROWS = 16
-"""Of a piece of long rows: enough that it takes longer than calling the functions for it."""
+"""Rows of a piece where rows are long: so many that computing them takes longer than calling the functions."""
 
 
 def as_rows(x: Any) -> Any:

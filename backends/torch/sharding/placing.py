@@ -19,7 +19,7 @@ _WHOLE, _PENDING = Replicate(), Partial("sum")
 
 @dataclass(frozen=True)
 class Placing:
-    """How a call runs on a mesh; placements are tuples with one for each dimension of the mesh."""
+    """The plan of a call on a mesh; placements are tuples with one for each dimension of the mesh."""
 
     mesh: Any
     labels: tuple[str | None, ...]  # per dimension of the mesh, the label whose axes are sharded; "" for pending sums

@@ -161,17 +161,17 @@ def _compile(function: Any, given: Signature, options: tuple[tuple[str, Any], ..
 
 
 Files = tuple[str, dict[str, str]]
-"""Of a compiled kernel: Triton's key, and their paths by name."""
+"""Triton's key of a compiled kernel, and the paths of its files by name."""
 
 elsewhere: dict[tuple[Any, ...], Files] = emptied_with_plans({})
-"""Where other processes have left kernels: by function, signature, options and architecture."""
+"""Kernels that other processes have compiled, by function, signature, options and architecture."""
 
 
 def _made_elsewhere(source: Any, key: tuple[Any, ...]) -> Any:
-    """Return a kernel that another process has left, if one has.
+    """Return a kernel that another process has compiled; ``None`` if none has.
 
-    Triton's own key says less than that here: inductor has Triton take another ptxas and another folder, in the midst
-    of a program.
+    Triton's own cache may not find it: in the midst of a program, inductor changes the cache's folder and the ptxas,
+    whose version is a part of the key.
     """
     if key in elsewhere:
         name, files = elsewhere[key]

@@ -98,7 +98,7 @@ def compile_elsewhere(launches: Sequence[Rehearsed]) -> Future[Any]:
 
 
 def _note(key: tuple[Any, ...], piece: Future[Files]) -> None:
-    """Note where a process has left a kernel, if it hasn't failed."""
+    """Note the files of a kernel that another process has compiled, unless it failed."""
     if piece.exception() is None:
         keep(elsewhere, key, piece.result())
 
@@ -124,7 +124,7 @@ def _all_of(pieces: Sequence[Future[Any]]) -> Future[Any]:
 
 
 def _compile(arch: int, module: str, name: str, given: Signature, options: tuple[tuple[str, Any], ...]) -> Files:
-    """Compile a kernel for a device that is another process's; return what that finds it by."""
+    """Compile a kernel for a device that is another process's; return its files."""
     with aimed_at(arch):
         compiled = compiled_for(getattr(import_module(module), name), given, options)
         return compiled.hash, {each: str(path) for each, path in compiled.metadata_group.items()}
