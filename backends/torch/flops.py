@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
-from importlib.util import find_spec
 
 import torch
 
+from einops_fast.backends.torch.operators import register_operators
+
 formulas: dict[str, Callable[..., int]] = {}
 """By the names of operators what counts a call from its arguments, for those that torch's counter doesn't know yet."""
-
-_OPERATORS = ("einsum.ops", "ops.fused", "attention.implementations.fa4_ops")
-_OF_KERNELS = ("attention.ops",)  # which can't be imported without Triton
 
 
 def register_flop_formulas() -> None:
@@ -36,8 +33,7 @@ def register_flop_formulas() -> None:
     """
     from torch.utils.flop_counter import register_flop_formula
 
-    for name in (*_OPERATORS, *(_OF_KERNELS if find_spec("triton") else ())):
-        import_module(f"einops_fast.backends.torch.{name}")
+    register_operators()
     while formulas:
         name, formula = formulas.popitem()
         register_flop_formula(getattr(torch.ops.einops_fast, name), get_raw=True)(_of_arguments(formula))

@@ -7,6 +7,7 @@ tensors, they are operators of torch with known results, which takes a little lo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from threading import Lock
 from typing import Any
 
 import torch
@@ -47,6 +48,25 @@ _IN_MEMORY = {torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA}
 """Dispatch keys of plain tensors that no mode and no transform of torch looks at."""
 
 
+_unregistered: list[Callable[[], None]] = []
+"""What registers each operator with torch, which takes milliseconds: whoever only calls them needs none."""
+
+_registering = Lock()
+
+
+def registered() -> bool:
+    """Have torch know all operators that were made so far; return ``True``."""
+    if _unregistered:
+        with _registering:
+            while _unregistered:
+                _unregistered.pop()()
+    return True
+
+
+# torch.compile calls it while tracing.
+registered._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 class Operator:
     """A function of tensors and numbers.
 
@@ -73,22 +93,35 @@ class Operator:
         flops: Callable[..., int] | None = None,
     ) -> None:
         name = schema[: schema.index("(")]
-        qualified = f"einops_fast::{name}"
-        torch.library.define(qualified, schema[len(name) :], tags=_TAGS)
-        torch.library.impl(qualified, "CompositeExplicitAutograd")(_whole(compute))
-        torch.library.register_fake(qualified)(_whole(shapes))
         if flops is not None:
             formulas[name] = flops
         self.compute = compute
         self.unrecorded = unrecorded
-        self.traced: Any = getattr(torch.ops.einops_fast, name).default
         self.recorded: Callable[..., Any] | None = None
         given = schema[: schema.index("->")]
         self._tensors = given.count("Tensor")
-        if setup is not None and backward is not None:
+        self._traced: Any = None
+        differentiable = setup is not None and backward is not None
+        if differentiable:
             self.recorded = recorded(_function(name, compute, setup, backward, seen))
-            watched = self._watched(_whole(compute), _function(name, self.traced, setup, backward, None))
-            _library.impl(name, watched, "Autograd", with_keyset=True)
+
+        def register() -> None:
+            qualified = f"einops_fast::{name}"
+            torch.library.define(qualified, schema[len(name) :], tags=_TAGS)
+            torch.library.impl(qualified, "CompositeExplicitAutograd")(_whole(compute))
+            torch.library.register_fake(qualified)(_whole(shapes))
+            self._traced = getattr(torch.ops.einops_fast, name).default
+            if differentiable:
+                watched = self._watched(_whole(compute), _function(name, self._traced, setup, backward, None))
+                _library.impl(name, watched, "Autograd", with_keyset=True)
+
+        _unregistered.append(register)
+
+    @property
+    def traced(self) -> Any:
+        """The operator of torch."""
+        registered()
+        return self._traced
 
     def __call__(self, *arguments: Any) -> Any:
         if torch.compiler.is_compiling() or is_jit_tracing():

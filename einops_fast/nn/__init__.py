@@ -1,6 +1,7 @@
 """Modules of torch made of :func:`einops_fast.attention` and :mod:`einops_fast.ops`. Importing this imports torch."""
 
 from einops_fast.backends.torch.flops import register_flop_formulas
+from einops_fast.backends.torch.operators import register_operators
 from einops_fast.nn.attention_interface import register_attention
 from einops_fast.nn.bert import BertSelfAttention
 from einops_fast.nn.causal import CausalSelfAttention
@@ -41,6 +42,7 @@ __all__ = [
     "optimize",
     "register_attention",
     "register_flop_formulas",
+    "register_operators",
     "register_policy",
     "restore",
 ]

@@ -4,6 +4,7 @@ Tests that could turn out otherwise on a GPU take a ``device``; `pytest -m gpu` 
 """
 
 import warnings
+from ast import literal_eval
 from functools import partial
 from typing import Any
 
@@ -206,3 +207,28 @@ def test_who_looks_at_the_operators_of_our_kernels(gradients: bool) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             torch.testing.assert_close(vmap(loss)(rows), vmap(plain)(rows))
+
+
+_ASKED = """
+import torch
+from einops_fast import nn, ops
+from einops_fast.backends.torch.ops.norm import norm_by_kernel
+x = torch.ones(2, 8, requires_grad=True)
+{}
+known = torch._C._dispatch_get_all_op_names()
+print([name for name in ("attention_forward", "linear", "norm") if f"einops_fast::{{name}}" in known])
+"""
+
+
+@pytest.mark.parametrize(
+    ("statement", "expected"),
+    [
+        ("ops.layer_norm(x).sum().backward()", []),
+        ("torch.compile(lambda x: x if norm_by_kernel.traced else -x, backend='eager', fullgraph=True)(x)", ["norm"]),
+        ("nn.register_operators()", ["attention_forward", "linear", "norm"]),
+    ],
+)
+def test_operators_are_registered_when_traced_or_asked_for(statement: str, expected: list[str]) -> None:
+    """To register them takes many times as long as a first call."""
+    found = run_python("-c", _ASKED.format(statement)).stdout
+    assert literal_eval(found) == expected
