@@ -42,6 +42,19 @@ def kernel_hash() -> str:
     return digest.hexdigest()[:16]
 
 
+@functools.cache
+def _hashing() -> threading.Thread:
+    """Return the thread that finds the hash, from the first time on: to read all files takes long in a first call."""
+    thread = threading.Thread(target=kernel_hash, name="einops_fast hash", daemon=True)
+    thread.start()
+    return thread
+
+
+def is_ready() -> bool:
+    """Return whether a key takes no longer than its own text; until then the hash for it is made beside the program."""
+    return bool(kernel_hash.cache_info().currsize) or not _hashing().is_alive()
+
+
 def circumstances(device: str, versions: Mapping[str, str]) -> dict[str, Any]:
     """Return what every measurement depends on, as part of its key."""
     return {"device": device, "versions": {"einops_fast": __version__, "kernels": kernel_hash(), **versions}}

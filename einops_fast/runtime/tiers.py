@@ -16,6 +16,7 @@ The rule by which compiling begins is that of renting skis: buy when you have pa
 from __future__ import annotations
 
 import statistics
+import sys
 import threading
 import warnings
 import weakref
@@ -23,13 +24,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 from typing import Any, Generic, TypeVar
 
 from einops_fast.runtime import background
-from einops_fast.runtime.choosing import agree, recall
+from einops_fast.runtime.choosing import agree, is_ready, recall
 from einops_fast.runtime.measuring import Policy, Stopwatch, Times, record_of
 from einops_fast.runtime.plan_cache import emptied_with_plans, kept
 from einops_fast.runtime.planner import planner
@@ -53,6 +55,10 @@ _PRICE_OF_SIZE = 3e-4
 """Seconds that the calls of one problem have to be predicted to save before it looks for the kernel for any size: the
 host takes so long for that."""
 
+_PRICE_OF_COMPILER = 0.1
+"""Seconds that calls of all kinds have to be predicted to save before the compiler is imported: beside that, what the
+host waits for takes half as long again, for about a fifth of a second."""
+
 _LEFT = 0.2
 """The part of what kernels save that is left to those of a problem's own where that for any size runs."""
 
@@ -67,6 +73,9 @@ _WAITING = 32
 
 _CALLS = 4
 """Of a problem, of which one looks whether there is anything to do; what is called less often needn't come back."""
+
+stands_for: ContextVar[int] = ContextVar("stands_for", default=1)
+"""How many calls each one stands for that is made now: the others are left to the framework."""
 
 _undecided: weakref.WeakValueDictionary[int, Tiers[Any]] = weakref.WeakValueDictionary()
 """By identity: unlike a set's, its references are listed at once, whatever other threads add."""
@@ -195,7 +204,8 @@ class Tiers(Generic[W]):
 
     def run(self) -> Run:
         """Return what is to run the next call."""
-        self.calls += 1
+        alike = stands_for.get()
+        self.calls += alike - self.calls % alike
         return self.now if self.calls % self.every else self.step()
 
     def step(self) -> Run:
@@ -264,18 +274,19 @@ class Tiers(Generic[W]):
 
     def _rent(self) -> Iterator[Run | None]:
         """Run by the library, or by a kernel for any size, until kernels of the problem's own pay."""
-        kind, own, asked, saves, price = self._kind, 0.0, False, 0.0, 0.0
+        kind, own, asked, saves, price = self._kind, 0.0, False, 0.0, inf
         while True:
             asks = False
             if kind.shares and not asked:
                 own += self.every * kind.predicted / max(kind.calls, 1)
                 asks = own >= _PRICE_OF_SIZE
             elif not self.calls % _CALLS:
-                if not saves:
-                    saves, price = _CALLS * self.problem.saves(), self._recall()
+                saves = saves or _CALLS * self.problem.saves()
+                if price == inf and is_ready():
+                    price = self._recall()
                 own += saves * (1.0 if self.way is self.problem.library else _LEFT)
                 kind.saved, kind.predicted, kind.calls = kind.saved + saves, kind.predicted + saves, kind.calls + _CALLS
-                if background.available():
+                if background.available() and _pays_for_compiler():
                     asks = not asked and kind.shares is None and kind.saved >= max(_PRICE_FOR_ANY, 2 * own)
                     if not asks and (own if kind.shares else kind.saved) >= price:
                         kind.saved -= 0.0 if kind.shares else price
@@ -349,6 +360,11 @@ class Tiers(Generic[W]):
     def _trial(self, runs: Mapping[str, Run]) -> Generator[Run | None, None, dict[str, float]]:
         problem = self.problem
         return take_turns(runs, self._library, problem.stopwatch, problem.gradients, problem.policy.spread)
+
+
+def _pays_for_compiler() -> bool:
+    """Return whether it is imported, or all calls so far pay for that."""
+    return "triton" in sys.modules or sum(each.predicted for each in list(_kinds.values())) >= _PRICE_OF_COMPILER
 
 
 def settle_all(told: Callable[[str, int, int], None] = lambda what, done, of: None) -> None:

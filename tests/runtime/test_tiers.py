@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from einops_fast.runtime import disk_cache, tiers
+from einops_fast.runtime.choosing import kernel_hash
 from einops_fast.runtime.measuring import CONTRACTIONS
 from einops_fast.runtime.plan_cache import clear_plans
 from einops_fast.runtime.tiers import Problem, Tiers, settle_all
@@ -122,6 +123,8 @@ def in_this_thread(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[
     monkeypatch.setenv("EINOPS_FAST_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(tiers, "planner", Planner)
     monkeypatch.setattr(tiers.background, "available", lambda: True)
+    monkeypatch.setattr(tiers, "_PRICE_OF_COMPILER", 0.0)
+    kernel_hash()
     clear_plans()
     yield
     clear_plans()
@@ -160,6 +163,29 @@ def test_kernels_are_compiled_when_calls_have_paid_for_them() -> None:
         problem.calls(4)
     assert sum(bool(each.ordered) for each in problems) == 2
     assert not any(each.ordered for each in others)
+
+
+def test_the_compiler_is_imported_when_all_calls_have_paid_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiers, "_PRICE_OF_COMPILER", 3 * tiers.PRICE)
+    monkeypatch.delitem(sys.modules, "triton", raising=False)
+    problems = [Fake({"library": 2e-5, "one": 1e-5}, saves=tiers.PRICE / 4, kind=kind) for kind in ("one", "other")]
+    for problem in problems:
+        problem.calls(4)
+        assert not problem.ordered
+    problems[0].calls(4)
+    assert problems[0].ordered
+
+
+def test_a_call_that_stands_for_others_counts_for_them() -> None:
+    problem = Fake({"library": 2e-5, "one": 1e-5}, saves=tiers.PRICE / 39)
+    token = tiers.stands_for.set(4)
+    try:
+        problem.calls(9)
+        assert not problem.ordered
+        problem.calls(1)
+        assert problem.ordered
+    finally:
+        tiers.stands_for.reset(token)
 
 
 def test_what_was_chosen_earlier_is_compiled_alone() -> None:

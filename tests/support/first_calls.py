@@ -12,6 +12,7 @@ from einops_fast import attention, autotune, ops
 from einops_fast.backends.gpus import gpu_ceilings
 from einops_fast.backends.torch.ops import begun
 from einops_fast.runtime import tiers
+from einops_fast.runtime.choosing import kernel_hash
 from einops_fast.runtime.plan_cache import clear_plans
 
 __all__ = ["Ran", "calls", "decisions", "in_a_checkpoint", "on_a_gpu", "results"]
@@ -60,6 +61,8 @@ def decisions(owner: type, method: str, monkeypatch: Any, folder: Path) -> Itera
 
     monkeypatch.setattr(owner, method, told)
     monkeypatch.setattr(tiers, "PRICE", 0.0)
+    monkeypatch.setattr(tiers, "_PRICE_OF_COMPILER", 0.0)
+    kernel_hash()
     monkeypatch.setenv("EINOPS_FAST_CACHE_DIR", str(folder))
     clear_plans()
     with autotune("auto"):

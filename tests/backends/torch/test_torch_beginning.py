@@ -25,6 +25,7 @@ from einops_fast.backends.torch.attention.beginning import first_calls
 from einops_fast.backends.torch.beginning import _gradient_watch, _nodes, meta_like
 from einops_fast.backends.torch.ops import begun
 from einops_fast.runtime import tiers
+from einops_fast.runtime.choosing import kernel_hash
 from einops_fast.runtime.plan_cache import clear_plans
 
 
@@ -113,6 +114,7 @@ def test_calls_find_out_which_way_is_faster(monkeypatch: pytest.MonkeyPatch, gra
     monkeypatch.setattr(beginning._MEMORY, "stopwatch", ran.stopwatch({"library": 2.0, "kernels": 1.0}))
     monkeypatch.setattr(beginning.CallProblem, "compiled", lambda problem, name: None)
     monkeypatch.setattr(tiers, "PRICE", 0.0)
+    kernel_hash()
     x = torch.ones(4, 8, requires_grad=gradients)
     for _ in range(200):
         result = begun.begun(begun.Calls("softmax", ran.way("library"), ran.way("kernels"), (x,), 1, 1.0))(x)
@@ -233,7 +235,7 @@ from einops_fast.runtime import tiers
 sys.path.insert(0, sys.argv[1])
 from first_calls import calls, results
 
-tiers.PRICE = 0.0
+tiers.PRICE = tiers._PRICE_OF_COMPILER = 0.0
 every = calls()
 for name in ("layer_norm", "softmax", "bias_gelu", "attention"):
     decided = []
