@@ -33,9 +33,11 @@ from einops_fast.backends.torch.types import (
     PLAIN,
     any_negated,
     guards_of,
+    has_one_way,
+    is_backward,
+    is_deterministic,
     is_followed,
     is_jit_tracing,
-    is_recomputed,
     is_seen,
     is_traced,
     recorder,
@@ -71,9 +73,6 @@ _NONE: frozenset[str] = frozenset()
 _AT_ONCE = 1 << 19
 """Elements of all operands up to which torch.einsum takes a call whose shape is new."""
 
-_is_deterministic: Callable[[], bool] = torch._C._get_deterministic_algorithms
-# A torch that can't say whether it is in a backward pass counts as if it were.
-_backward_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: 0)
 
 _FEW = 1 << 16
 """Elements of all operands multiplied with each other, up to which a contraction is left to the library."""
@@ -84,13 +83,13 @@ class TorchBackend(TorchSteps):
 
     name = "torch"
     module = "torch"
-    is_backward = staticmethod(lambda: _backward_task() != -1)
+    is_backward = staticmethod(is_backward)
     float32_precision = staticmethod(lambda: settled(fp32_precision()))
 
     def __init__(self) -> None:
         self.einsum = private_copy(torch.einsum)  # native, also while that is patched
         ask_torch(torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)
-        torch_state.ask_torch(_is_deterministic, is_followed, saving_hooks, PLAIN)
+        torch_state.ask_torch(is_deterministic, is_followed, saving_hooks, PLAIN)
 
     def owns(self, array_type: type) -> bool:
         return issubclass(array_type, torch.Tensor)
@@ -248,13 +247,9 @@ class TorchBackend(TorchSteps):
             elements = one.numel() + other.numel()
             einsum = pair_einsum if type(one) is type(other) is torch.Tensor else self.native
         begins = elements <= _AT_ONCE if operands[0].is_cpu else _begins_with_einsum(operands)
-        if not begins or _is_deterministic() or is_reproducible():
+        if not begins or is_reproducible() or has_one_way():
             return None
-        if full and any(each.layout is not torch.strided for each in operands):
-            return None
-        # A checkpoint compares what is saved for gradients with what its second forward pass saves; gradcheck compares
-        # the bits of two backward passes; what make_fx writes down is for good.
-        return None if is_recomputed() or _backward_task() != -1 or recorder() is not None else einsum
+        return None if full and any(each.layout is not torch.strided for each in operands) else einsum
 
     def is_recording(self, arrays: Sequence[Any]) -> bool:
         return is_jit_tracing() or any(

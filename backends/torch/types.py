@@ -58,6 +58,26 @@ def is_recomputed() -> bool:
     return bool(saving_hooks(False))
 
 
+# A torch that can't say whether it is in a backward pass counts as if it were.
+_backward_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: 0)
+
+is_deterministic: Callable[[], bool] = torch._C._get_deterministic_algorithms
+
+
+def is_backward() -> bool:
+    """Return whether this thread computes gradients."""
+    return _backward_task() != -1
+
+
+def has_one_way() -> bool:
+    """Return whether calls may not be computed now in one way and then in another.
+
+    A checkpoint compares what is saved for gradients with what its second forward pass saves; gradcheck compares the
+    bits of two backward passes; what make_fx writes down is for good.
+    """
+    return is_deterministic() or is_recomputed() or is_backward() or recorder() is not None
+
+
 is_jit_tracing: Callable[[], bool] = torch._C._is_tracing
 """Whether ``torch.jit.trace`` records each call that torch gets."""
 

@@ -9,17 +9,19 @@ torch record its own calls.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from einops_fast.backends.base import Backend, Run
 from einops_fast.backends.torch.autocast import outside_autocast
-from einops_fast.backends.torch.einsum.native import pair_einsum
+from einops_fast.backends.torch.einsum.native import einsum_of, pair_einsum
 from einops_fast.backends.torch.function import recorded
+from einops_fast.backends.torch.types import has_one_way
 from einops_fast.einsum import fast_einsum
 from einops_fast.observing.observers import observed
 from einops_fast.planning.cost import is_complex
@@ -29,6 +31,9 @@ from einops_fast.planning.steps import AS_IS, Cast, Diagonal, Fused, Gemm, Multi
 from einops_fast.runtime.autocast import autocasts
 from einops_fast.runtime.precision import allowed
 from einops_fast.runtime.tuning import current_mode
+
+if TYPE_CHECKING:
+    from einops_fast.backends.triton.contraction.choice import Choice
 
 
 def differentiable(plan: Plan, run: Run, backend: Backend) -> Run:
@@ -52,12 +57,15 @@ class _Pair:
     # whether a gradient that is expanded, as that of a sum, is written out first. On a GPU that takes less time
     # than to write out the operands' gradients, which would be expanded, too.
     fills: bool
+    # finds out how the result is computed, if there is a choice
+    choice: Choice | None
 
     @classmethod
-    def of(cls, plan: Plan, run: Run) -> _Pair:
+    def of(cls, plan: Plan, run: Run, choice: Choice | None) -> _Pair:
         output, gathered = plan.subscripts.output, _gathered(plan)
         order = None if gathered == output else tuple(map(output.index, gathered))
-        return cls(run, _gradient(plan, 0, gathered), _gradient(plan, 1, gathered), order, bool(plan.target.kernels))
+        gradients = _gradient(plan, 0, gathered), _gradient(plan, 1, gathered)
+        return cls(run, *gradients, order, bool(plan.target.kernels), choice)
 
 
 class FastEinsum(torch.autograd.Function):
@@ -86,14 +94,35 @@ class FastEinsum(torch.autograd.Function):
             grad = grad.permute(pair.order)
             if of_left and of_right and 0 not in grad.stride():
                 grad = grad.contiguous()  # once, and not in either product
-        return None, pair.to_left(grad, right) if of_left else None, pair.to_right(grad, left) if of_right else None
+        undecided = pair.choice is not None and pair.choice.chosen is None
+        with _standing_for(pair.choice.each_in()) if undecided else nullcontext():
+            return None, pair.to_left(grad, right) if of_left else None, pair.to_right(grad, left) if of_right else None
 
 
 _apply = recorded(FastEinsum)
 
 
+@contextmanager
+def _standing_for(calls: int) -> Iterator[None]:
+    """Have each call of the block stand for so many."""
+    from einops_fast.runtime.tiers import stands_for
+
+    token = stands_for.set(calls)
+    try:
+        yield
+    finally:
+        stands_for.reset(token)
+
+
 def _recorded(plan: Plan, run: Run) -> Run:
-    pair, equation = _Pair.of(plan, run), plan.subscripts.equation
+    """What autograd records as one node; as long as kernels aren't there, torch records most calls of its einsum.
+
+    That saves what it has copied, and its gradients copy less than those which are contractions of their own.
+    """
+    step = plan.steps[0]
+    native = einsum_of(plan, step.any_order) if isinstance(step, Fused) and hasattr(run, "at_once") else None
+    choice: Any = None if native is None else run
+    pair, equation = _Pair.of(plan, run, choice), plan.subscripts.equation
 
     def call(left: Any, right: Any) -> Any:
         try:
@@ -103,7 +132,14 @@ def _recorded(plan: Plan, run: Run) -> Run:
                 raise
         return pair_einsum(equation, (left, right))  # which keeps copies for gradients, where it makes some
 
-    return call
+    if native is None:
+        return call
+    choice.at_once = native
+
+    def begun(left: Any, right: Any) -> Any:
+        return (native if choice.chosen is None and not has_one_way() and choice.passes() else call)(left, right)
+
+    return begun
 
 
 def _gathered(plan: Plan) -> str:

@@ -121,6 +121,22 @@ class Choice:
         # Nothing is chosen while a graph is being captured; the next call may do so.
         return problem.choose(operands) if self.memory.may_measure() else self.calls
 
+    def passes(self) -> bool:
+        """Return whether nothing is to be tried with the next call, which is counted then and needn't come here."""
+        problem = self._problems.get(True)
+        if problem is None or self.chosen is not None or self.mode != "auto":
+            return False
+        tiers = problem.tiers
+        if tiers.way is not problem.library or (tiers.calls + 1) % tiers.every == 0:
+            return False
+        tiers.calls += 1
+        return True
+
+    def each_in(self) -> int:
+        """Return of how many calls one comes here, the others having :meth:`passed <passes>`."""
+        problem = self._problems.get(True)
+        return 1 if problem is None or self.chosen is not None or self.mode != "auto" else problem.tiers.every
+
     def keep(self, way: Candidate, run: Run, aligned: bool) -> None:
         """Run all later calls in one way; what is the fastest at odd addresses holds for such calls alone."""
         self.chosen = way

@@ -285,3 +285,21 @@ def test_the_best_of_each_kernel_are_measured(offer: Callable[..., Choice], memo
     assert choice.chosen is others[0]
     assert {"kernel 0", "kernel 5", "other 0", "other 5", "library"} <= set(memory.measured)
     assert not {"kernel 6", "other 6"} & set(memory.measured)
+
+
+def test_calls_pass_by_while_there_is_nothing_to_try_with_them(
+    offer: Any, memory: TimedMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiers.background, "available", lambda: False)
+    choose = offer(Way("one", 10, 9), library=library(10, 7), mode="auto")
+    assert not choose.passes()  # the first call says what there is to choose of
+    choose("array")
+    passed = [choose.passes() or choose("array")[0] for _ in range(8)]
+    assert passed == [True, True, "library", True, True, True, "library", True]
+    assert choose.each_in() == 4
+    (problem,) = choose._problems.values()
+    assert problem.tiers.calls == 9
+    problem.tiers.decide(problem.library)
+    assert not choose.passes()
+    assert choose.each_in() == 1
+    assert not offer(Way("one", 10, 9), library=library(10, 7), mode="wait").passes()
