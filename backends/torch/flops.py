@@ -11,7 +11,7 @@ import torch
 formulas: dict[str, Callable[..., int]] = {}
 """By the names of operators what counts a call from its arguments, for those that torch's counter doesn't know yet."""
 
-_OPERATORS = ("einsum.ops", "ops.fused", "attention.implementations.fa4_ops")
+_OPERATORS = ("einsum.ops", "ops.fused")
 _OF_KERNELS = ("attention.ops",)  # which can't be imported without Triton
 
 
