@@ -33,9 +33,6 @@ HOPPER = Span((9, 0), (10, 0))
 CLUSTERS = Span((9, 0), (12, 0))
 """Programs share a row in their shared memory, of which they have 227 KiB each."""
 
-FLASH_4 = Span((9, 0))
-"""FlashAttention 4."""
-
 PATHS = {
     "contractions by pointers, by threads, in loops and of chains": KERNELS,
     "contractions in boxes": HOPPER,
@@ -44,7 +41,6 @@ PATHS = {
     "long rows by clusters": CLUSTERS,
     "attention: general, short and with few queries": KERNELS,
     "attention by groups of warps, with few queries, too": HOPPER,
-    "attention by FlashAttention 4, where it is installed": FLASH_4,
 }
 """List the features of GPUs that kernels need, and the generations that have each."""
 

@@ -13,7 +13,7 @@ from einops_fast.profiles.cases import ITEM_SIZES, AnyCase, parts, select
 from einops_fast.profiles.compare import Run, run_studies
 from einops_fast.profiles.frameworks import FRAMEWORKS
 from einops_fast.profiles.reporting.records import Options
-from einops_fast.profiles.reporting.results import read_result, reports_folder
+from einops_fast.profiles.reporting.results import reports_folder
 from einops_fast.profiles.studies import STUDIES
 from einops_fast.vocabulary import closest
 
@@ -30,11 +30,6 @@ def main(arguments: Sequence[str] | None = None, command: str = "python -m einop
     given = parser.parse_args(arguments)
     try:
         names = _studies(given)
-        for flag, paths in (("--compare", given.compare), ("--resume", given.resume)):
-            for path in paths:
-                if (study := read_result(path).study) not in names:
-                    told = f"{flag} {path}: that is a result of the study {study!r}"
-                    raise ValueError(f"{told}, not of {' or '.join(names)}")
         frameworks = _names(given.framework, tuple(FRAMEWORKS))
         options = Options(
             device=given.device,
@@ -56,10 +51,7 @@ def main(arguments: Sequence[str] | None = None, command: str = "python -m einop
             pass
     except (ValueError, OSError) as wrong:
         parser.error(str(wrong))
-    try:
-        return run_studies(names, Run(options, given.out, frameworks, given.compare, given.resume, given.verbose))
-    except ValueError as wrong:
-        parser.error(str(wrong))
+    return run_studies(names, Run(options, given.out, frameworks, given.verbose))
 
 
 def parser_of(command: str) -> Parser:
@@ -95,11 +87,6 @@ def parser_of(command: str) -> Parser:
     parser.add_argument("--threads", type=int, default=0, help="CPU threads of every framework; default: all")
     parser.add_argument("--quick", action="store_true", help="three rounds: does it run, not how fast is it")
     parser.add_argument("--verbose", action="store_true", help="whole tracebacks of what fails or is left out")
-    for flag, told in (
-        ("--compare", "JSON of an earlier run: ratios to it, regressions marked; once per study, if you like"),
-        ("--resume", "JSON of a run that was interrupted, or of some of the cases: measure the others and keep all"),
-    ):
-        parser.add_argument(flag, type=Path, action="append", default=[], metavar="FILE", help=told)
     parser.add_argument(
         "--trace", action="store_true", help="write a Chrome trace of every case, and torch's table, to OUT/traces"
     )

@@ -6,7 +6,7 @@ import re
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
@@ -15,16 +15,14 @@ from einops_fast.observing.tables import lasting
 from einops_fast.profiles.frameworks import installed
 from einops_fast.profiles.processes import run_worker
 from einops_fast.profiles.reporting import report
-from einops_fast.profiles.reporting.earlier import check_same_machine, compared, earlier_result, finished
 from einops_fast.profiles.reporting.html_report import html_page
 from einops_fast.profiles.reporting.plots import draw
-from einops_fast.profiles.reporting.records import ALL, Extent, Machine, Note, Options, Record, Row
+from einops_fast.profiles.reporting.records import ALL, Extent, Note, Options, Record, Row
 from einops_fast.profiles.reporting.results import Result
 from einops_fast.profiles.studies import STUDIES
 
 __all__ = ["Run", "run_studies", "run_study"]
 
-_INTERRUPTED = "Interrupted: what is missing was not measured."
 INTERRUPTED = 130  # The exit status of a run that Ctrl-C ended, as a shell has it
 
 
@@ -35,9 +33,6 @@ class Run:
     options: Options  # what to measure
     folder: Path  # where the files go
     frameworks: Sequence[str] = ()  # those to measure; default: all that a study is about and that are installed
-    earlier: Sequence[Path] = ()  # results of earlier runs to compare with
-    # results of earlier runs whose cases aren't measured again, but kept beside the others.
-    resumed: Sequence[Path] = ()
     verbose: bool = False  # show whole tracebacks of what failed or was left out
 
 
@@ -60,12 +55,10 @@ def run_studies(names: Sequence[str], run: Run) -> int:
 
 def run_study(name: str, run: Run) -> tuple[int, Result | None]:
     """Measure in one process per framework; return 0 if every result was right, and what was found, if anything."""
-    study, options, before = STUDIES[name], run.options, earlier_result(run.resumed, name)
+    study, options = STUDIES[name], run.options
     records: list[Record] = []
-    if before is not None:
-        options = replace(options, done=finished(before, options))
-        records += _resumed(before, options.done)
-    done, expected, interrupted = set(options.done), len(options.done), False
+    done: set[str] = set()
+    expected, interrupted = 0, False
     try:
         with _interrupts(), progress() as told:
             for framework in run.frameworks or filter(installed, study.frameworks):
@@ -77,19 +70,15 @@ def run_study(name: str, run: Run) -> tuple[int, Result | None]:
                         done |= {record.task} if record.case != ALL else set()
                     elif isinstance(record, Extent):
                         expected += record.cases
-                    elif isinstance(record, Machine) and before is not None:
-                        check_same_machine(before, record)
                     told(name, len(done), expected, now)
     except KeyboardInterrupt:
         interrupted = True
-        records.append(Note(_INTERRUPTED))
+        records.append(Note("Interrupted: what is missing was not measured."))
     found = Result.of(name, records, options, whole=not interrupted and _is_whole(name, run))
     tables = study.tables(found.measured)
     paths: list[Path] = []
     # Kept before they are shown: whoever reads may be gone, as `head` is.
     if found.device and found.measured:
-        other = earlier_result(run.earlier, name)
-        tables += [] if other is None else [compared(found, other)]
         paths = _written(found, tables, run)
     with lasting():
         _show(tables, found, run.verbose)
@@ -113,14 +102,6 @@ def _interrupts() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _resumed(before: Result, done: Sequence[str]) -> list[Record]:
-    """Return what an earlier run has done."""
-    notes = [note for note in before.notes if note != _INTERRUPTED]
-    if done:
-        notes.append(f"{len(done)} of the cases are of an earlier run, of {before.date}.")
-    return [*before.ceilings, *(row for row in before.measured if row.task in done), *map(Note, notes)]
 
 
 def _is_whole(name: str, run: Run) -> bool:

@@ -158,7 +158,7 @@ class Study(ABC):
         return {case.name: case for family in self.families.values() for case in family}
 
     def plan(self, framework: Framework, options: Options) -> Plan:
-        """Return the cases that are still to be measured, by dtype, with their directions."""
+        """Return the cases to measure, by dtype, with their directions."""
         device = framework.device
         dtypes = options.dtypes or self.dtypes.get(f"{framework.name} {device}") or self.dtypes[device]
         # Two cores take minutes for all, and a GPU for all dtypes; whoever asks for others gets them.
@@ -170,13 +170,7 @@ class Study(ABC):
                 if small is None or not (asked or case.by_default(device, dtype)):
                     continue
                 both = framework.differentiable and not options.forward_only
-                directions = [
-                    backward
-                    for backward in (small.directions() if both else (False,))
-                    if records.task(framework.name, dtype, case.name, backward) not in options.done
-                ]
-                if directions:
-                    tasks.append((small, directions))
+                tasks.append((small, [*small.directions()] if both else [False]))
         return plan
 
     def offered(self, framework: Framework, options: Options) -> tuple[tuple[str, ...], list[Record]]:

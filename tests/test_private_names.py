@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from glob import glob
 from importlib import import_module
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +22,7 @@ from einops_fast.private_names import PRIVATE_NAMES, TESTED, PrivateNames
 
 # ---- the source
 
-LIBRARIES = ("cupy", "cupy_backends", "flash_attn", "mxnet", "numpy", "torch", "transformers", "triton")
+LIBRARIES = ("cupy", "cupy_backends", "mxnet", "numpy", "torch", "transformers", "triton")
 
 UNDOCUMENTED = ("triton.backends.", "triton.compiler.", "triton.knobs.", "triton.runtime.")
 """Modules whose names are as private as those that begin with an underscore."""
@@ -296,8 +295,6 @@ def has(record: PrivateNames, name: str) -> bool:
 def test_installed_version_has_the_names(library: str) -> None:
     if library == "mxnet":
         mxnet_or_skip()
-    if library == "flash_attn" and (find_spec(library) is None or find_spec("flash_attn.cute") is None):
-        pytest.skip("needs FlashAttention-4")
     module = pytest.importorskip(library)
     records = [each for each in PRIVATE_NAMES if each.owner.partition(".")[0] == library and ONLY[each.only](module)]
     missing = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from importlib.util import find_spec
 
-_OPERATORS = ("einsum.ops", "ops.fused", "attention.implementations.fa4_ops")
+_OPERATORS = ("einsum.ops", "ops.fused")
 _OF_KERNELS = ("attention.ops",)  # which can't be imported without Triton
 
 

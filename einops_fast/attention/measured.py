@@ -19,10 +19,6 @@ from einops_fast.runtime.measuring import ATTENTION, record_of, time_runs
 if TYPE_CHECKING:
     from einops_fast.backends.torch.attention.implementations.clock import TorchClock
 
-_SLOW_MARGIN = {"auto": 1.2, "always": 8.0}
-"""How many times the best prediction an implementation that takes many seconds to begin may be predicted to take and
-still be measured, by mode."""
-
 _BY_TIME = "measured to be the fastest"
 
 
@@ -57,7 +53,7 @@ def choose_by_time(
         return _at_once(able, answers, Undecided(able, predicted, key, alike))
 
     def near() -> Sequence[Implementation]:
-        return _near([way for way in able if predicted[way.name] >= way.host[spec.gradients]] or able, predicted, mode)
+        return _near(able, predicted, mode)
 
     def measured(ways: Sequence[Implementation]) -> Record | None:
         assert arrays is not None
@@ -94,7 +90,7 @@ def _at_once(
     if library is None:
         return Decision(able[0], "predicted to be the fastest of those that compile, as all do", answers, predicted)
     record, chosen = recall(undecided.key, "auto"), None
-    ways = [way for way in _near(able, predicted, "auto") if not (way.slow_to_begin or way.plans)]
+    ways = [way for way in _near(able, predicted, "auto") if not way.plans]
     if record is not None and any(way.name == record["choice"] and not way.plans for way in able):
         chosen = next(way for way in able if way.name == record["choice"])
         if not chosen.compiles:
@@ -120,9 +116,7 @@ def _near(able: Sequence[Implementation], predicted: Mapping[str, float], mode: 
         way.name
         for ways in (able, fused)
         for way in ways
-        if predicted[way.name]
-        <= (_SLOW_MARGIN if way.slow_to_begin else ATTENTION.margin)["always" if mode == "always" else "auto"]
-        * predicted[ways[0].name]
+        if predicted[way.name] <= ATTENTION.margin["always" if mode == "always" else "auto"] * predicted[ways[0].name]
     }
     return [way for way in able if way.name in near]
 

@@ -43,15 +43,10 @@ class Implementation(ABC):
     seeded: ClassVar[bool] = False
     #: Whether it may take a little longer than another one and still be chosen: its calls take the host less time.
     preferred: ClassVar[bool] = False
-    #: Whether its first call takes many seconds: then it isn't timed beside one that is predicted to be faster.
-    slow_to_begin: ClassVar[bool] = False
     #: Whether it has kernels that are compiled for a call, so that no call begins with it where none is to wait.
     compiles: ClassVar[bool] = False
     #: Whether it makes a plan of its own at the first call of each shape, for which no call is to wait either.
     plans: ClassVar[bool] = False
-    #: Seconds that a call keeps the host busy, without and with gradients, if that is so long that the GPU may have to
-    #: wait: it isn't timed where it is predicted to take less, since what is timed is the GPU alone.
-    host: ClassVar[tuple[float, float]] = (0.0, 0.0)
     #: Whether it is a library's that may refuse, when it is called, what it was said to do. Then another one does it.
     may_refuse: ClassVar[bool] = False
     #: Whether what ``torch.jit.trace`` records of a call is right for arrays of other sizes, too.
@@ -260,7 +255,6 @@ def _built_in(module: str, class_name: str) -> Implementation:
 _ATTENTION = "einops_fast.backends.torch.attention.implementations"
 register_implementation("triton", "torch", partial(_built_in, f"{_ATTENTION}.triton", "Triton"))
 register_implementation("cudnn", "torch", partial(_built_in, f"{_ATTENTION}.sdpa", "Cudnn"))
-register_implementation("fa4", "torch", partial(_built_in, f"{_ATTENTION}.fa4", "Fa4"))
 register_implementation("flash", "torch", partial(_built_in, f"{_ATTENTION}.sdpa", "Flash"))
 register_implementation("efficient", "torch", partial(_built_in, f"{_ATTENTION}.sdpa", "Efficient"))
 register_implementation("cpu", "torch", partial(_built_in, f"{_ATTENTION}.cpu", "Cpu"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -160,6 +161,30 @@ def _flex(task: Task) -> Callable[..., Any]:
     return _on_views(case, call)
 
 
+def _fa4(task: Task) -> Callable[..., Any]:
+    """Call FlashAttention-4 by its own package, on views with the heads after the positions; it compiles first."""
+    case, given = task.case, task.shared
+    if case.bias or case.mask:
+        raise Unavailable("FlashAttention-4 has no bias and no mask")
+    try:
+        library = import_module("flash_attn.cute.interface")
+    except ImportError as error:
+        raise Unavailable("flash-attn-4 isn't installed") from error
+    attend = library.flash_attn_func
+    if case.lengths:
+        ends, longest = (given.ends, given.ends), (max(case.lengths),) * 2
+        names = "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"
+        attend = partial(library.flash_attn_varlen_func, **dict(zip(names, (*ends, *longest), strict=True)))
+    options = {"causal": case.causal, "window_size": case.window or (None, None), "softcap": case.softcap}
+
+    def call(q: Any, k: Any, v: Any, bias: Any = None) -> Any:
+        views = [each.transpose(1, 2) for each in (q, k, v)]
+        result, _ = attend(*(each[0] if case.lengths else each for each in views), **options)
+        return (result[None] if case.lengths else result).transpose(1, 2)
+
+    return _on_views(case, call)
+
+
 def _naive(task: Task) -> Callable[..., Any]:
     """Call ``einsum``, ``softmax``, ``einsum``; for packed sequences one by one."""
     case, given, torch = task.case, task.shared, task.framework.torch
@@ -196,7 +221,10 @@ def _alone(name: str) -> Callable[[Task], Way]:
 # What makes each way; ours comes last, as its choice measures what is compiled by then.
 MAKERS: dict[str, Callable[[Task], Way]] = {
     "native": _maker(_native, "native"),
-    **{name: _alone(name) for name in ("triton", "cudnn", "fa4", "flash")},
+    "triton": _alone("triton"),
+    "cudnn": _alone("cudnn"),
+    "fa4": _maker(_fa4, "fa4"),
+    "flash": _alone("flash"),
     "flex": _maker(_flex, "flex"),
     "efficient": _alone("efficient"),
     "naive": _maker(_naive, "naive"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ALL", "Ceiling", "Extent", "Machine", "Note", "Options", "Record", "Row", "decode", "encode", "is_ours", "is_own",
-    "phase", "skipped", "task",
+    "phase", "skipped",
 ]  # fmt: skip
 
 ALL = "all cases"  # Stands for the case in a row about whatever keeps a way or a framework from being measured at all
@@ -33,17 +32,11 @@ class Options:
     quick: bool = False
     forward_only: bool = False
     trace: str = ""  # folder for a trace of every case; none is written without one
-    done: Sequence[str] = ()  # what an earlier run has measured already, as `task` names it
 
 
 def phase(backward: bool) -> str:
     """Return the phase of a call, as tables, ranges and traces name it."""
     return "backward" if backward else "forward"
-
-
-def task(framework: str, dtype: str, case: str, backward: bool) -> str:
-    """Return what a study measures at a time, in words: ``torch float16 mx0 backward``."""
-    return f"{framework} {dtype} {case} {phase(backward)}"
 
 
 @dataclass(frozen=True)
@@ -92,7 +85,8 @@ class Row:
 
     @property
     def task(self) -> str:
-        return task(self.framework, self.dtype, self.case, self.backward)
+        """What a study measures at a time, in words: ``torch float16 mx0 backward``."""
+        return f"{self.framework} {self.dtype} {self.case} {phase(self.backward)}"
 
     @property
     def key(self) -> tuple[object, ...]:

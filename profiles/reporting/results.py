@@ -83,7 +83,7 @@ class Result:
             for row in self.rows
         ]
         data = {**vars(self), "ceilings": list(map(asdict, self.ceilings)), "rows": rows}
-        # What is there may be the run that this one went on from, and a disk may be full.
+        # An earlier run stays whole where the disk is full.
         write_whole(path, json.dumps(data, indent=1, ensure_ascii=False) + "\n")
         return path
 

@@ -49,19 +49,6 @@ CHOICES = {
     "one that is preferred, but slower": (
         lambda: {"one": Fake(1.0, 1.03, preferred=True), "two": Fake(1.0, 1.0)}, "two", {"one": 1.03, "two": 1.0},
     ),
-    "one that is slow to begin": (
-        lambda: {"one": Fake(1.0, 3.0), "two": Fake(1.5, 2.0), "slow": Fake(1.5, 0.1, slow_to_begin=True)},
-        "two", {"one": 3.0, "two": 2.0},
-    ),
-    "one that is slow to begin, and may be the fastest": (
-        lambda: {"one": Fake(1.0, 3.0), "slow": Fake(1.1, 0.1, slow_to_begin=True)}, "slow", {"one": 3.0, "slow": 0.1},
-    ),
-    "one that keeps the host busy": (
-        lambda: {"one": Fake(1.0, 3.0), "busy": Fake(1.0, 0.1, host=(2.0, 0.5))}, "one", {},
-    ),
-    "one that keeps the host busy for less": (
-        lambda: {"one": Fake(1.0, 3.0), "busy": Fake(1.0, 0.1, host=(0.5, 2.0))}, "busy", {"one": 3.0, "busy": 0.1},
-    ),
     "hosts of which nobody knows which is faster": (lambda: hosts(4.0, 4.35), "two", {"one": 4.0, "two": 4.35}),
     "a host that is slower": (lambda: hosts(4.0, 4.45), "one", {"one": 4.0, "two": 4.45}),
     "a device that doesn't wait": (lambda: hosts(0.1, 1.9), "two", {"one": 2.5, "two": 2.0}),
@@ -189,8 +176,8 @@ def test_modes(clock, offer):
 
 def test_no_call_waits_for_a_measurement(clock, offer):
     """A library begins, and calls find out whether kernels are faster; what was measured earlier is used."""
-    fakes = offer(ours=Fake(1.0, 3.0), library=Fake(1.5, 4.0), slow=Fake(1.6, 0.1), far=Fake(50.0, 0.1))
-    fakes["ours"].compiles = fakes["slow"].compiles = fakes["slow"].slow_to_begin = True
+    fakes = offer(ours=Fake(1.0, 3.0), library=Fake(1.5, 4.0), far=Fake(50.0, 0.1))
+    fakes["ours"].compiles = True
     decision = choose(ON_GPU, "auto", CALL)
     assert (decision.implementation, decision.final, clock.calls) == (fakes["library"], False, [])
     assert decision.undecided.ways == [fakes["library"], fakes["ours"]]
@@ -256,21 +243,6 @@ def test_a_choice_on_disk_is_among_the_same_implementations(clock, offer, lackin
     assert choose(ON_GPU, "wait", CALL).implementation is fakes["three"]
     able = [name for name, fake in fakes.items() if not fake.lacking]
     assert [entry.key["candidates"] for entry in disk_cache.entries()].count(sorted(able)) == 1
-
-
-def test_versions_are_of_what_is_installed(monkeypatch):
-    pytest.importorskip("torch")
-    from einops_fast.backends.torch.attention.implementations import clock as clocks
-
-    monkeypatch.setattr(clocks.TorchMemory, "versions", lambda self: {})
-    monkeypatch.setattr(clocks, "version", {"flash-attn-4": "4.0.0"}.__getitem__)
-    assert clocks.TorchClock("cuda:0").versions()["flash-attn-4"] == "4.0.0"
-
-    def missing(name):
-        raise clocks.PackageNotFoundError(name)
-
-    monkeypatch.setattr(clocks, "version", missing)
-    assert "flash-attn-4" not in clocks.TorchClock("cuda:0").versions()
 
 
 @pytest.mark.parametrize(

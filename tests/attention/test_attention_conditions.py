@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from einops_fast import attention, attention_backend
 from einops_fast.attention import measured, prepare
 from einops_fast.attention.spec import AttentionInputs
-from einops_fast.backends.torch.attention.implementations import clock, devices, fa4, sdpa
+from einops_fast.backends.torch.attention.implementations import clock, devices, sdpa
 from einops_fast.runtime.plan_cache import clear_plans
 
 BIAS = {"bias": (2, 8, 1000, 1000), "bias_dtype": "float32"}
@@ -43,7 +43,6 @@ LAST = {"causal": True, "alignment": "bottom_right"}
         (sdpa.Efficient, {**BIAS, "dtype": "float32"}, None),
         (sdpa.Cudnn, {**BIAS, "bias_dtype": "bfloat16"}, "round the bias from bfloat16 to float16"),
         (sdpa.Cudnn, {**BIAS, "bias_dtype": "float16"}, None),
-        (fa4.Fa4, {"sinks": True, "sinks_batch": (2, 8)}, "same for all of the batch"),
     ],
 )
 def test_a_condition_of_the_problem(way: Any, change: dict[str, Any], reason: str | None) -> None:
@@ -83,8 +82,6 @@ def test_an_operand_that_begins_anywhere_is_refused() -> None:
     for operands in ((odd, even, even), (even, even, odd)):
         inputs = AttentionInputs(*operands)
         assert "begin at a multiple" in str(sdpa.Efficient().refuses(spec, inputs))
-        assert "begin at multiples" in str(fa4.Fa4().refuses(spec, inputs))
-    assert fa4.Fa4().refuses(spec, AttentionInputs(even, even, even)) is None
 
 
 def test_a_later_operand_that_begins_anywhere_is_copied(monkeypatch: Any) -> None:
@@ -118,7 +115,6 @@ def on_gpu(monkeypatch: Any) -> Any:
     monkeypatch.setattr(prepare, "_device", lambda array, framework: "cuda:0")
     monkeypatch.setattr(devices, "_capability", lambda device: (9, 0))
     monkeypatch.setattr(devices._cudnn, "is_available", lambda: True)
-    monkeypatch.setattr(fa4, "_INSTALLED", True)
     clear_plans()
     yield
     clear_plans()
@@ -150,7 +146,6 @@ CAPPED = {"softcap": 3.0, "sinks": torch.ones(2, 4)}
     [
         # On a CPU, torch's function can be traced with the one backend only that there is a CPU's version of.
         ("flash", LIBRARY, {"causal": True}),
-        ("fa4", "fa4_forward", {"causal": True}),
         ("math", "tanh", CAPPED),
         (None, "attention_forward", CAPPED),
     ],
@@ -158,7 +153,7 @@ CAPPED = {"softcap": 3.0, "sinks": torch.ones(2, 4)}
 def test_the_choice_can_be_traced(
     on_gpu: Any, allowed: str | None, expected: str, options: dict[str, Any], monkeypatch: Any
 ) -> None:
-    """Without a break, and by predictions alone; FlashAttention-4 is an operator."""
+    """Without a break, and by predictions alone."""
     pytest.importorskip("triton")
     monkeypatch.setattr(measured, "choose_by_time", None)
     ways = () if allowed is None else (allowed,)
@@ -181,17 +176,6 @@ def test_flash_is_called_by_its_operator_only_where_torch_has_no_function(
     kv = torch.randn(2, 4, options.pop("keys", 16), 64, dtype=torch.bfloat16)
     graph = traced(lambda q, kv: attention(q, kv, kv, layout="bhsd", **options), Q, kv, allowed=("flash",))
     assert (OPERATOR in graph, LIBRARY in graph) == (operator, not operator)
-
-
-def test_sinks_that_vary_are_left_to_the_next_one(on_gpu: Any) -> None:
-    pytest.importorskip("triton")
-
-    def call(q: Any, sinks: Any) -> Any:
-        return attention(q, q, q, layout="bhsd", sinks=sinks)
-
-    ways = ("fa4", "triton")
-    assert "fa4_forward" in traced(call, Q, torch.zeros(4), allowed=ways)
-    assert "attention_forward" in traced(call, Q, torch.zeros(2, 4), allowed=ways)
 
 
 @pytest.mark.parametrize(("dtype", "expected"), [("float32", "attention_forward"), ("bfloat16", LIBRARY)])
@@ -217,7 +201,7 @@ def test_torch_goes_on_to_what_attention_backend_allows(on_gpu: Any) -> None:
 # ---- tensors without values
 
 
-@pytest.mark.parametrize("allowed", [None, "triton", "fa4"])
+@pytest.mark.parametrize("allowed", [None, "triton"])
 def test_tensors_without_values_are_neither_timed_nor_asked_for_addresses(
     on_gpu: Any, monkeypatch: Any, allowed: str | None
 ) -> None:
@@ -225,7 +209,6 @@ def test_tensors_without_values_are_neither_timed_nor_asked_for_addresses(
     monkeypatch.undo()
     for module, name, value in (
         (devices, "_capability", lambda device: (9, 0)),
-        (fa4, "_INSTALLED", True),
         (clock.TorchClock, "device_name", lambda self: "NVIDIA H100"),
         (clock.TorchClock, "run_of", None),
     ):

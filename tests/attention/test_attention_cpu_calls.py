@@ -132,7 +132,7 @@ def test_circumstances_take_effect(name: str, monkeypatch: pytest.MonkeyPatch) -
     with attention_backend("math"):
         torch.testing.assert_close(ours(*arrays), theirs(*arrays))
     assert len(read) == 3
-    with pytest.raises(Exception, match="no implementation"), attention_backend("fa4"):
+    with pytest.raises(Exception, match="no implementation"), attention_backend("flash"):
         ours(*arrays)
     torch.use_deterministic_algorithms(True)
     try:

@@ -85,7 +85,7 @@ class TestAbsentGpu:
         assert found["implementation"] == min(found["predicted"], key=found["predicted"].get) != "math"
         assert found["answers"]["cudnn"] == "can"
         old = json.loads(told(capsys, *asked, "--dtype", "bfloat16", "--device", "a100", "--json"))
-        assert old["answers"]["fa4"] != "can"
+        assert old["answers"]["cudnn"] == "can"
 
 
 def test_explains_attention(capsys: Capture) -> None:

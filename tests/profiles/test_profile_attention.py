@@ -1,11 +1,14 @@
 """The attention study: what its cases cost, that wrong results are caught, and what becomes of failures."""
 
+import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("torch")
 
+from einops_fast import attention
 from einops_fast.profiles import study
 from einops_fast.profiles.attention import study as study_attention
 from einops_fast.profiles.attention import ways as attention_ways
@@ -93,6 +96,29 @@ def test_flex_attention_computes_the_case(torch, name, monkeypatch):
     flex = MAKERS["flex"](task)
     found = [flex.call(*given.operands) for _ in range(2)]
     assert all(largest_error(task.case, [each], expected) < 1e-5 for each in found)
+
+
+@pytest.mark.parametrize("name", ["layout-sbhd", "heads-32-8-causal", "feature-window", "feature-softcap", "varlen"])
+def test_flash_attention_4_computes_the_case(torch, name, monkeypatch):
+    """By a stand-in for its package, on arrays with the heads after the positions."""
+
+    def dense(q, k, v, causal, window_size, softcap):
+        window = None if window_size == (None, None) else window_size
+        return attention(q, k, v, layout="bshd", causal=causal, window=window, softcap=softcap), None
+
+    def packed(q, k, v, causal, window_size, softcap, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k):
+        assert (cu_seqlens_k is cu_seqlens_q, max_seqlen_k, window_size) == (True, max_seqlen_q, (None, None))
+        return attention(q, k, v, layout="thd", cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q), None
+
+    library = SimpleNamespace(flash_attn_func=dense, flash_attn_varlen_func=packed)
+    monkeypatch.setitem(sys.modules, "flash_attn.cute.interface", library)
+    task, given, expected = prepared(torch, name, "float32", False)
+    found = MAKERS["fa4"](task).call(*given.operands)
+    assert largest_error(task.case, [found], expected) < 1e-5
+
+
+def test_flash_attention_4_is_left_out_where_it_is_missing(torch):
+    assert not STUDY.ways(replace(prepared(torch, "layout-sbhd", "float32", False)[0], names=("fa4",)))
 
 
 def test_flex_attention_has_no_gradient_of_a_bias(torch):

@@ -1,4 +1,4 @@
-"""The command and its flags: what is measured, shown and kept, also of runs that fail, are interrupted or go on."""
+"""The command and its flags: what is measured, shown and kept, also of runs that fail, or are interrupted."""
 
 import csv
 import json
@@ -15,11 +15,9 @@ from einops_fast import cli
 from einops_fast.profiles import __main__ as command
 from einops_fast.profiles import compare, own_cases
 from einops_fast.profiles.cases import Case
-from einops_fast.profiles.reporting import earlier, records
-from einops_fast.profiles.reporting.earlier import check_same_machine, finished
+from einops_fast.profiles.reporting import records
 from einops_fast.profiles.reporting.records import Machine, Options, Row
 from einops_fast.profiles.reporting.report import skips_table
-from einops_fast.profiles.reporting.results import RESULTS, Result, read_result
 from einops_fast.profiles.studies import STUDIES
 
 pytest.importorskip("rich")
@@ -130,8 +128,6 @@ def test_what_is_wrong_with_own_cases_is_told(text, message, tmp_path):
         (["--cases", "nowhere.json"], "nowhere.json can't be read"),
         (["--cases", "extra"], "--cases extra is not for the study of einsum"),
         (["overhead", "--cases", "mine.json"], "not for the study of overhead"),
-        (["--compare", "nowhere.json"], "nowhere.json"),
-        (["ops", "--compare", str(RESULTS / "attention-nvidia-h200.json")], "the study 'attention', not of ops"),
         (["all", "--only-run", "outer,nothing"], "no such case: nothing"),
         (["einsum", "overhead", "--cases", "extra"], "not for the study of einsum or overhead"),
         (["attention-to-detail"], "unknown: attention-to-detail"),
@@ -285,79 +281,3 @@ def test_later_rows_count_and_files_are_named_after_the_gpu(told):
     _, result, files = told([Machine("Some CPU", 2, {}), *RIGHT, replace(RIGHT[2], kernels="gemm")], quick=True)
     assert files[0] == "contraction-nvidia-h200-partial.csv"
     assert [(row.what, row.kernels) for row in result.rows] == [("native", ""), (OURS, "gemm")]
-
-
-# Against an earlier run, and going on from one
-
-
-def result(*rows, device="Some CPU"):
-    return Result("contraction", device, 1, "2026-01-01", True, {}, (), rows)
-
-
-def test_compare_marks_regressions():
-    seconds = {"same": 1.04, "slow": 1.2, "fast": 0.5, "noisy": 1.4, "broke": None}
-    before = result(*(timed(case, 1.0, 0.3 * (case == "noisy")) for case in seconds))
-    rows = (timed(case, value, 0.3 * (case == "noisy"), failure="" if value else "wrong")
-            for case, value in {**seconds, "new": 1.0}.items())  # fmt: skip
-    now = result(*rows)
-    table = earlier.compared(now, before)
-    assert {cells[2]: cells[-1] for cells in table.cells} == {
-        "broke": "failed: regression, wrong",
-        "slow": "failed: regression",
-        "noisy": "same",
-        "same": "same",
-        "fast": "faster",
-    }
-    assert [cells[2] for cells in table.cells][:2] == ["broke", "noisy"]
-    assert "2 of 5 are regressions (marked)." in table.summary
-    other = earlier.compared(now, replace(before, device="Another"))
-    assert [line for line in other.summary if line not in table.summary] == [
-        "The earlier run was on another machine: Another, CPU threads: 1."
-    ]
-
-
-def test_compare_and_resume(run, tmp_path):
-    chosen = ("contraction", "--framework", "numpy", "--forward-only")
-    run(*chosen, "--only-run", "batchdot")
-    [kept] = (tmp_path / "out").glob("contraction*.json")
-    kept = kept.rename(tmp_path / "before.json")
-    before = {row.key: row for row in read_result(kept).measured}
-    both = ("--resume", str(kept), "--compare", str(kept))
-    status, found, printed = run(*chosen, "--only-run", "batchdot,scale", *both)
-    assert status == 0
-    assert "contraction: against the run of" in printed
-    assert "of an earlier run, of" in printed
-    rows = {row.key: row for row in found["contraction"].measured}
-    assert {row.case for row in rows.values()} == {"batchdot", "scale"}
-    assert {key: row for key, row in rows.items() if row.case == "batchdot"} == before
-    with pytest.raises(SystemExit):
-        run(*chosen, "--only-run", "scale", "--peers", "native", "--resume", str(kept))
-
-
-def test_resume_tries_again_what_failed_or_was_not_finished():
-    rows = (
-        timed("whole", 1.0, peak_bytes=3),
-        timed("passes", 1.0, phases={"first": 1.0}),
-        timed("unwatched", 1.0),
-        timed("failed", None, failure="no room", peak_bytes=3),
-        timed("others", 1.0, peak_bytes=3, what="native"),
-    )
-    assert finished(result(*rows), Options()) == ("torch float32 whole forward", "torch float32 passes forward")
-    for options in (Options(quick=True), Options(peers=("native",))):
-        with pytest.raises(ValueError, match="thoroughly against its own choice of peers, not"):
-            finished(result(*rows), options)
-
-
-def test_resume_stays_on_the_machine():
-    then = replace(result(timed("a", 1.0)), versions={"torch": "2"}, environment={"torch": {"CPU": "a", "memory": "1"}})
-    now = Machine("Some CPU", 1, {"torch": "2", "numpy": "1"}, framework="torch", environment={"CPU": "a"})
-    check_same_machine(then, now)
-    check_same_machine(then, replace(now, framework="numpy", environment={}))
-    for machine, what in (
-        (replace(now, device="A GPU", gpu=True), "device was Some CPU and is A GPU"),
-        (replace(now, threads=2), "CPU threads was 1 and is 2"),
-        (replace(now, versions={"torch": "3"}), "torch was 2 and is 3"),
-        (replace(now, environment={"CPU": "b"}), "CPU was a and is b"),
-    ):
-        with pytest.raises(ValueError, match=what):
-            check_same_machine(then, machine)

@@ -34,7 +34,7 @@ class AttentionProblem(CallProblem[Implementation]):
         self._plan, self._predicted = plan, undecided.predicted
         self._recorded = plan.spec.gradients
         # Lengths are told to our kernels when they run.
-        self.any_size = next((way for way in undecided.ways if way.compiles and not way.slow_to_begin), None)
+        self.any_size = next((way for way in undecided.ways if way.compiles), None)
 
     def key(self) -> Mapping[str, Any]:
         return self.details

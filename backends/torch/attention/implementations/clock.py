@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from importlib.metadata import PackageNotFoundError, version
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -35,10 +34,7 @@ class TorchClock(DeviceClock):
 
     def versions(self) -> dict[str, str]:
         """Return the versions of what times depend on."""
-        found = {**self._memory.versions(), "cudnn": str(_cudnn.version())}
-        with suppress(PackageNotFoundError):
-            found["flash-attn-4"] = version("flash-attn-4")
-        return found
+        return {**self._memory.versions(), "cudnn": str(_cudnn.version())}
 
     def ceilings(self) -> Ceilings:
         return gpu_ceilings(self.device_name())

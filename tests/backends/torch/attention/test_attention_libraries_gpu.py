@@ -11,7 +11,7 @@ from einops_fast.errors import OperandError
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
 P = "b i h d, b j g d, b j g e -> b i h e"
-WAYS = ("triton", "cudnn", "fa4", "flash", "efficient")
+WAYS = ("triton", "cudnn", "flash", "efficient")
 SIZES = {"q_len": 128, "kv_len": 128, "heads": 4, "kv_heads": 4, "features": 64, "v_features": 64}
 
 # Sizes that differ, and what is asked for; of arrays, a function of a generator.
