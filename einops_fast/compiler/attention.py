@@ -17,7 +17,7 @@ import torch
 from torch.fx import Node
 
 from einops_fast.compiler.attention_call import Attention, Mask
-from einops_fast.compiler.constants import constant_of, filling_of, made_like, rounded, times_number
+from einops_fast.compiler.constants import constant_of, filling_of, guarded, made_like, number_of, rounded, times_number
 from einops_fast.compiler.contractions import Product, is_contraction, product_of
 from einops_fast.compiler.gains import Gain, gain_of
 from einops_fast.compiler.layout import labels_of
@@ -25,6 +25,7 @@ from einops_fast.compiler.masks import LARGE, gate_of
 from einops_fast.compiler.match import Miss, Read
 from einops_fast.compiler.nest import Dims, Label, expanded, fresh
 from einops_fast.compiler.nodes import argument, dtype_of, name_of, shape_of, source_of
+from einops_fast.compiler.operands import narrowed, operand_of
 from einops_fast.compiler.sinks import axis_without_last, beside_sinks
 from einops_fast.compiler.softmax import LAST_STEPS, Quotient, Softmax, largest_of, logs_of, quotient_of, softmax_of
 from einops_fast.compiler.views import broadcast, is_cast, permutation_of, seen_through
@@ -94,7 +95,8 @@ class Reader:
         self.biases: list[Read] = []
         self.masks: list[Mask] = []
         self.zeroed: list[tuple[Any, bool]] = []
-        self.dropout_p = self.softcap = 0.0
+        self.dropout_p: Any = 0.0
+        self.softcap = 0.0
         self.features: tuple[Label, ...] = ()
         self.softmax: Softmax | None = None
         self.last: Node | None = None  # of the softmax
@@ -135,7 +137,7 @@ class Reader:
         q, k, scale = self.scores(scores, dims, 1.0)
         if self.shifted and (logs or self.sinks is not None):
             raise Miss("unsupported option", node)
-        q, k = self.narrowed(q, k, dtype_of(v.node))
+        q, k = narrowed(q, k, dtype_of(v.node))
         target, result = self.permuted(node, result, [log for log, *_ in logs])
         return Attention(
             target, result, q, k, v, self.keys, self.features, scale, self.softcap, self.dropout_p,
@@ -187,9 +189,9 @@ class Reader:
                 self.inner += self.softmax.inner
                 return self.softmax, dims
             if name == "dropout":
-                p = constant_of(argument(node, 1, "p", 0.5))
+                p = argument(node, 1, "p", 0.5)
                 training = argument(node, 2, "training", argument(node, 2, "train", True))  # as torch.dropout has it
-                if p is None or training not in (True, False) or (p and self.dropout_p):
+                if training not in (True, False) or number_of(p) is None or (training and p and self.dropout_p):
                     raise Miss("random numbers", node)
                 self.dropout_p = p if training else self.dropout_p
                 node = source_of(node)
@@ -223,7 +225,11 @@ class Reader:
                 scaled = times_number(node)
                 if scaled is None:
                     node, gain = gain_of(node, dims, self.keys)
-                    self.gains.append(gain)
+                    number = guarded(gain.read.node) if name_of(node) == "tanh" else None
+                    if isinstance(number, float):
+                        factor *= number
+                    else:
+                        self.gains.append(gain)
                 else:
                     node, factor = scaled[0], factor * scaled[1]
             elif name == "sub" and (taken := self._stabilizer(node, dims)):
@@ -299,7 +305,7 @@ class Reader:
 
     def _add(self, bias: Any, weight: float, dims: Dims, factor: float, node: Node) -> bool:
         """Note what is added to the scores; return whether it differs from key to key."""
-        if constant_of(bias) is not None:
+        if constant_of(bias) is not None or number_of(bias) is not None:
             self.shifted = True
             return False
         own = broadcast(dims, bias) if isinstance(bias, Node) else None
@@ -312,13 +318,14 @@ class Reader:
     def _masked(self, node: Node, name: str, dims: Dims, factor: float) -> Any:
         """Note a mask; return the scores that it hides some of."""
         if name == "where":
-            mask, one, other = source_of(node), argument(node, 1, "input"), argument(node, 2, "other")
+            mask = source_of(node)
+            one, other = guarded(argument(node, 1, "input")), guarded(argument(node, 2, "other"))
             filled, seen, scores = other, True, one
             if filling_of(filled) is None:
                 filled, seen, scores = one, False, other
         else:
             scores, mask = source_of(node), argument(node, 1, "mask")
-            filled, seen = argument(node, 2, "value"), False
+            filled, seen = guarded(argument(node, 2, "value")), False
         fill = filling_of(filled)
         self.inner += made_like(filled)
         if fill is None or not factor > 0:
@@ -345,40 +352,9 @@ class Reader:
         plain = axes and not self.softcap and argument(node, 2, "alpha", 1) == 1
         return largest_of(argument(node, 1, "other"), source_of(node), axes[0]) if plain else ()
 
-    # ---- operands
-
     def operand(self, node: Any, dims: Dims) -> Read:
-        """Return what an operand is a view of, in memory as it lies, and a number that it is multiplied by."""
-        factor, copies = 1.0, []
-        while isinstance(node, Node):
-            seen = seen_through(node, dims)
-            if seen is not None:
-                copies.append(node)
-                node, dims = seen
-                continue
-            scaled = times_number(node) if self.features and name_of(node) in ("mul", "div") else None
-            if scaled is None or shape_of(scaled[0]) != shape_of(node) or dtype_of(scaled[0]) != dtype_of(node):
-                break
-            copies.append(node)
-            node, factor = scaled[0], factor * scaled[1]
-        if not isinstance(node, Node):
-            raise Miss("unknown", self.inner[-1])
-        return Read(node, dims, factor, tuple(copies))
-
-    def narrowed(self, q: Read, k: Read, dtype: torch.dtype | None) -> tuple[Read, Read]:
-        """Read queries and keys before they were converted to float32, where values are of that dtype.
-
-        Products are summed in float32 anyway.
-        """
-        found = []
-        for read in (q, k):
-            narrow = is_cast(read.node) and dtype_of(source_of(read.node)) == dtype
-            if not narrow or dtype not in (torch.float16, torch.bfloat16) or dtype_of(read.node) != torch.float32:
-                return q, k
-            before = self.operand(source_of(read.node), read.dims)
-            copies = (*read.copies, read.node, *before.copies)
-            found.append(Read(before.node, before.dims, read.factor * before.factor, copies))
-        return found[0], found[1]
+        """Return what an operand is a view of, and once it is one of scores a number that it is multiplied by."""
+        return operand_of(node, dims, self.inner[-1] if self.inner else None, scaled=bool(self.features))
 
     def _through(self, node: Any, dims: Dims) -> tuple[Node, Dims]:
         seen = seen_through(node, dims) if isinstance(node, Node) else None

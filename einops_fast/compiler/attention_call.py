@@ -11,7 +11,8 @@ import torch
 from torch.fx import Graph, Node
 
 from einops_fast.compiler.calls import ABSORBS, call_attention
-from einops_fast.compiler.gains import Gain, gained
+from einops_fast.compiler.constants import guarded
+from einops_fast.compiler.gains import Gain, gained, parted
 from einops_fast.compiler.layout import Layout, labels_of, number
 from einops_fast.compiler.masks import LARGE, Band, band_of, is_small
 from einops_fast.compiler.match import Inserted, Match, Miss, Read
@@ -43,7 +44,7 @@ class Attention(Match):
     features: tuple[Label, ...]  # the label that q and k are multiplied along
     scale: float | None  # of the products of q and k; `None` for the square root of their width
     softcap: float  # as in `einops_fast.attention`
-    dropout_p: float  # of the weights
+    dropout_p: Any  # of the weights: a number, or a node of one
     biases: list[Read]  # what is added to the scores
     masks: list[Mask]  # what hides keys
     # what the program has in rows without a key: `'mean'` of all values where they are hidden by a large number,
@@ -81,7 +82,8 @@ class Attention(Match):
         (keys,) = self.keys
         self.axes, self.extents = (queries, keys), (1 if queries is None else queries.size, keys.size)
         band, masks, biases = self._band()
-        operands = [gained(layout, self.q, self.gains), layout.laid_out(self.k), layout.laid_out(self.v)]
+        gains, factor = parted(self.gains, dtype_of(self.q.node))
+        operands = [gained(layout, self.q, gains), layout.laid_out(self.k), layout.laid_out(self.v)]
         order = labels_of(self.result)
         pattern = ", ".join([layout.spelled(labels) for _, labels in operands]) + f" -> {layout.spelled(order)}"
         # Mask and bias are read where the scores lie, whatever else the result has.
@@ -102,7 +104,7 @@ class Attention(Match):
                 "causal": causal,
                 "window": None if window == (None, None) else window,
                 "alignment": None if band is None else band.alignment,
-                "numbers": (self.scale, self.softcap, self.dropout_p),
+                "numbers": (self.scale and self.scale * factor, self.softcap, guarded(self.dropout_p)),
                 "empty": self._empty(band, masks, biases),
                 "drowned": self._may_drown(biases),
                 "return_lse": bool(self.logs),
