@@ -17,32 +17,26 @@ import torch
 from torch.fx import Node
 
 from einops_fast.compiler.attention_call import Attention, Mask
+from einops_fast.compiler.attention_sum import AttentionSum
 from einops_fast.compiler.constants import constant_of, filling_of, guarded, made_like, number_of, rounded, times_number
 from einops_fast.compiler.contractions import Product, is_contraction, product_of
 from einops_fast.compiler.gains import Gain, gain_of
 from einops_fast.compiler.layout import labels_of
 from einops_fast.compiler.masks import LARGE, gate_of
-from einops_fast.compiler.match import Miss, Read
+from einops_fast.compiler.match import Match, Miss, Read
 from einops_fast.compiler.nest import Dims, Label, expanded, fresh
 from einops_fast.compiler.nodes import argument, dtype_of, name_of, shape_of, source_of
 from einops_fast.compiler.operands import narrowed, operand_of
-from einops_fast.compiler.sinks import axis_without_last, beside_sinks
-from einops_fast.compiler.softmax import LAST_STEPS, Quotient, Softmax, largest_of, logs_of, quotient_of, softmax_of
-from einops_fast.compiler.views import broadcast, is_cast, permutation_of, seen_through
-
-_BETWEEN = frozenset(
-    "dropout to type_as type float half bfloat16 double contiguous clone detach reshape flatten unflatten expand "
-    "permute transpose t getattr movedim unsqueeze squeeze getitem einsum mul div masked_fill where nan_to_num".split()
-)
-"""What may be done to weights before they are multiplied with values, whether or not it can be fused."""
+from einops_fast.compiler.sinks import beside_sinks
+from einops_fast.compiler.softmax import largest_of, logs_of, quotient_of
+from einops_fast.compiler.views import broadcast, is_cast, permutation_of
+from einops_fast.compiler.weights import WeightsReader, leads_to_softmax, polarity
 
 _CHANGES = ("add", "add_", "sub", "sub_", "masked_fill", "masked_fill_", "where", "tanh")
 """Functions that change scores otherwise than by a factor."""
 
-_REASONS = {"getitem": "different offset", "reshape": "different numel", "flatten": "different numel"}
 
-
-def match_attention(node: Node) -> Attention | None:
+def match_attention(node: Node) -> Match | None:
     """Return the attention whose product with the values a node is; ``None`` if there is no softmax before it."""
     shape = shape_of(node)
     if shape is None:
@@ -62,7 +56,7 @@ def match_attention(node: Node) -> Attention | None:
             try:
                 if quotient is not None:
                     reader.begin_at(quotient)
-                elif not _leads_to_softmax(weights[0]):
+                elif not leads_to_softmax(weights[0]):
                     continue
                 return reader.match(node, result, product, weights, values)
             except Miss as miss:
@@ -72,48 +66,25 @@ def match_attention(node: Node) -> Attention | None:
     return None
 
 
-def _leads_to_softmax(node: Any) -> bool:
-    """Return whether a node is a softmax, or becomes one through dropout, casts and views."""
-    while isinstance(node, Node):
-        name = name_of(node)
-        if name in LAST_STEPS and softmax_of(node) is not None:
-            return True
-        if name not in _BETWEEN or not node.args:
-            return False
-        node = source_of(node)
-    return False
-
-
-class Reader:
+class Reader(WeightsReader):
     """Follows one match through the graph."""
 
     def __init__(self, keys: tuple[Label, ...], whole: bool) -> None:
-        self.keys, self.whole = keys, whole
-        for label in keys:
-            label.whole = True
-        self.inner: list[Node] = []
+        super().__init__(keys)
+        self.whole = whole
         self.biases: list[Read] = []
         self.masks: list[Mask] = []
-        self.zeroed: list[tuple[Any, bool]] = []
-        self.dropout_p: Any = 0.0
         self.softcap = 0.0
         self.features: tuple[Label, ...] = ()
-        self.softmax: Softmax | None = None
-        self.last: Node | None = None  # of the softmax
         self.casts: list[torch.dtype | None] = []  # what scores are converted to on the way to the softmax, last first
         self.shifted = False  # the scores are those of the program but for a number that all keys have
         self.gains: list[Gain] = []
-        self.with_sinks: int | None = None  # the axis along which the softmax has one more than the keys
         self.sinks: Read | None = None
-
-    def begin_at(self, quotient: Quotient) -> None:
-        """Begin at what normalizes the product with the values."""
-        self.softmax, self.last = quotient.softmax, quotient.exponentials
-        self.inner += quotient.inner
 
     def match(
         self, node: Node, result: Dims, product: Product, weights: tuple[Node, Dims], values: tuple[Node, Dims]
-    ) -> Attention:
+    ) -> Match:
+        """Return one attention, or the sum of several, whose weights and values a product is of."""
         of_weights, of_values = [{label for dim in dims for label in dim} for _, dims in (weights, values)]
         for label in of_weights - of_values:
             label.whole = label.whole or self.whole
@@ -123,11 +94,28 @@ class Reader:
             raise Miss("unsupported option", node)
         self.inner += product.inner
         v = self.operand(*values)
-        softmax, dims = self.weights(*weights)
+        parts = [(reader, *reader.attended(dims, dtype_of(v.node))) for reader, dims in self.terms(*weights)]
+        hidden = [reader.hidden(node) for reader, *_ in parts]
+        target, result = self.permuted(node, result, [log for *_, logs in parts for log, *_ in logs])
+        found = [
+            Attention(
+                target, result, q, k, v, self.keys, reader.features, scale, reader.softcap, reader.dropout_p,
+                reader.biases, reader.masks, empty, logs, [*reader.inner, *self.inner], gains=reader.gains,
+                sinks=reader.sinks, times=reader.times,
+            )
+            for (reader, q, k, scale, logs), empty in zip(parts, hidden, strict=True)
+        ]  # fmt: skip
+        return found[0] if len(found) == 1 else AttentionSum(found)
+
+    def attended(
+        self, dims: Dims, dtype: torch.dtype | None
+    ) -> tuple[Read, Read, float, list[tuple[Node, Dims, bool]]]:
+        """Return queries, keys, the scale and log-sum-exps of the softmax, whose scores are indexed by ``dims``."""
+        assert self.softmax is not None
         self.casts.append(dtype_of(self.last))  # a softmax may convert its scores
-        scores, logs = softmax.scores, list[tuple[Node, Dims, bool]]()
+        scores, logs = self.softmax.scores, list[tuple[Node, Dims, bool]]()
         if self.with_sinks is None:
-            logs, inner = logs_of(softmax, dims)
+            logs, inner = logs_of(self.softmax, dims)
             self.inner += inner
         else:
             scores, sinks, inner = beside_sinks(scores, dims, self.with_sinks)
@@ -136,19 +124,18 @@ class Reader:
             self.casts += [dtype_of(each) for each in inner]
         q, k, scale = self.scores(scores, dims, 1.0)
         if self.shifted and (logs or self.sinks is not None):
-            raise Miss("unsupported option", node)
-        q, k = narrowed(q, k, dtype_of(v.node))
-        target, result = self.permuted(node, result, [log for log, *_ in logs])
-        return Attention(
-            target, result, q, k, v, self.keys, self.features, scale, self.softcap, self.dropout_p,
-            self.biases, self.masks, self.hidden(node), logs, self.inner, gains=self.gains, sinks=self.sinks,
-        )  # fmt: skip
+            raise Miss("unsupported option", self.inner[0])
+        return *narrowed(q, k, dtype), scale, logs
+
+    def operand(self, node: Any, dims: Dims) -> Read:
+        """Return what an operand is a view of, and once it is one of scores a number that it is multiplied by."""
+        return operand_of(node, dims, self.inner[-1] if self.inner else None, scaled=bool(self.features))
 
     def hidden(self, node: Node) -> str:
         """Return what the program has in rows without a key, as in :class:`Attention`."""
         assert self.softmax is not None
         if self.zeroed:
-            masks = [_polarity(mask.read.node, mask.seen) for mask in self.masks]
+            masks = [polarity(mask.read.node, mask.seen) for mask in self.masks]
             if sorted(map(hash, self.zeroed)) != sorted(map(hash, masks)):
                 raise Miss("unsupported option", node)  # weights that the others of a row don't make up for
             return "zeros"
@@ -170,44 +157,6 @@ class Reader:
             self.inner.append(node)
             node, dims = user, tuple([dims[at] for at in order])
         return node, dims
-
-    # ---- from the weights to the scores
-
-    def weights(self, node: Node, dims: Dims) -> tuple[Softmax, Dims]:
-        """Return the softmax, and what indexes its scores."""
-        while True:
-            self.inner.append(node)
-            name = name_of(node)
-            if self.last is None and name in LAST_STEPS and (found := softmax_of(node)) is not None:
-                self.softmax, self.last = found, node
-            if self.softmax is not None and node is self.last:
-                axis = self.softmax.axis
-                if not isinstance(axis, int) or expanded(dims[axis % len(dims)]) != self.keys:
-                    raise Miss("different loop order", node)
-                if self.with_sinks not in (None, axis % len(dims)):
-                    raise Miss("different offset", node)
-                self.inner += self.softmax.inner
-                return self.softmax, dims
-            if name == "dropout":
-                p = argument(node, 1, "p", 0.5)
-                training = argument(node, 2, "training", argument(node, 2, "train", True))  # as torch.dropout has it
-                if training not in (True, False) or number_of(p) is None or (training and p and self.dropout_p):
-                    raise Miss("random numbers", node)
-                self.dropout_p = p if training else self.dropout_p
-                node = source_of(node)
-            elif name == "masked_fill" and constant_of(argument(node, 2, "value")) == 0:
-                self.zeroed.append(_polarity(argument(node, 1, "mask"), False))
-                node = source_of(node)
-            elif is_cast(node):
-                node = source_of(node)
-            elif self.with_sinks is None and (axis := axis_without_last(node)) is not None:
-                if expanded(dims[axis]) != self.keys:
-                    raise Miss("different offset", node)
-                self.with_sinks, node = axis, source_of(node)
-            elif self.with_sinks is not None:
-                raise Miss("different offset", node)
-            else:
-                node, dims = self._through(node, dims)
 
     # ---- from the scores to the product of queries and keys
 
@@ -250,7 +199,7 @@ class Reader:
                 self.casts.append(dtype_of(node))
                 node = source_of(node)
             else:
-                node, dims = self._through(node, dims)
+                node, dims = self.through(node, dims)
 
     def _product(self, node: Node, product: Product, dims: Dims, factor: float) -> tuple[Read, Read, float]:
         self.inner += [node, *product.inner]
@@ -287,7 +236,7 @@ class Reader:
             ways.append((other, ways[0][3], one, 1.0))
         missed: Miss | None = None
         for scores, times, bias, weight in ways:
-            before = {name: list(value) if isinstance(value, list) else value for name, value in vars(self).items()}
+            before = vars(self.branch())
             try:
                 own = broadcast(dims, scores) if isinstance(scores, Node) else None
                 if own is None or own != dims:
@@ -351,20 +300,3 @@ class Reader:
         axes = [at for at, dim in enumerate(dims) if expanded(dim) == self.keys]
         plain = axes and not self.softcap and argument(node, 2, "alpha", 1) == 1
         return largest_of(argument(node, 1, "other"), source_of(node), axes[0]) if plain else ()
-
-    def operand(self, node: Any, dims: Dims) -> Read:
-        """Return what an operand is a view of, and once it is one of scores a number that it is multiplied by."""
-        return operand_of(node, dims, self.inner[-1] if self.inner else None, scaled=bool(self.features))
-
-    def _through(self, node: Any, dims: Dims) -> tuple[Node, Dims]:
-        seen = seen_through(node, dims) if isinstance(node, Node) else None
-        if seen is None:
-            raise Miss(_REASONS.get(name_of(node), "unsupported option"), node)
-        return seen
-
-
-def _polarity(mask: Any, seen: bool) -> tuple[Any, bool]:
-    """Return what a mask is the negation of, if it is one, and whether True there stands for a key that is seen."""
-    while name_of(mask) == "not":
-        mask, seen = source_of(mask), not seen
-    return mask, seen

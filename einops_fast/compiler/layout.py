@@ -48,7 +48,7 @@ class Layout:
         return {name: number(label.size) for label, name in self.names.items()}
 
     def laid_out(self, read: Read) -> tuple[Node, list[Label]]:
-        """Return a tensor as it lies, with one axis for each label."""
+        """Return a tensor as it lies, with one axis for each label but those that stand still."""
         node, labels = read.node, list[Label]()
         for axis in reversed(range(len(read.dims))):
             own = expanded(read.dims[axis])
@@ -56,7 +56,10 @@ class Layout:
                 node = self.graph.call_method("squeeze", (node, axis))
             elif len(own) > 1:
                 node = self.graph.call_method("unflatten", (node, axis, self._sizes_of(own, read.node)))
-            labels[:0] = own
+            for at in reversed(range(len(own))):
+                if own[at].at is not None:
+                    node = self.graph.call_method("select", (node, axis + at, own[at].at))
+            labels[:0] = [label for label in own if label.at is None]
         return node, labels
 
     def folded(self, node: Node, dims: Dims) -> Node:
@@ -78,6 +81,14 @@ class Layout:
             if label not in labels:
                 node = self.graph.call_method("unsqueeze", (node, axis))
         return node
+
+    def merged(
+        self, node: Node, labels: Sequence[Label], several: Sequence[Label], one: Label
+    ) -> tuple[Node, list[Label]]:
+        """Return a tensor with several of its axes as one, the last."""
+        others = [label for label in labels if label not in several]
+        node = self.permuted(node, labels, [*others, *several])
+        return self.graph.call_method("flatten", (node, len(others), -1)), [*others, one]
 
     def joined(self, tensors: list[tuple[Node, list[Label]]], function: Any) -> tuple[Node | None, list[Label]]:
         """Combine tensors of some labels each, with axes for all of them."""
