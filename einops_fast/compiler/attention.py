@@ -21,6 +21,7 @@ from einops_fast.compiler.attention_sum import AttentionSum
 from einops_fast.compiler.constants import constant_of, filling_of, guarded, made_like, number_of, rounded, times_number
 from einops_fast.compiler.contractions import Product, is_contraction, product_of
 from einops_fast.compiler.gains import Gain, gain_of
+from einops_fast.compiler.key_blocks import blocks_of
 from einops_fast.compiler.layout import labels_of
 from einops_fast.compiler.masks import LARGE, gate_of
 from einops_fast.compiler.match import Match, Miss, Read
@@ -125,7 +126,8 @@ class Reader(WeightsReader):
         q, k, scale = self.scores(scores, dims, 1.0)
         if self.shifted and (logs or self.sinks is not None):
             raise Miss("unsupported option", self.inner[0])
-        return *narrowed(q, k, dtype), scale, logs
+        q, k = (q, k) if k.parts else narrowed(q, k, dtype)
+        return q, k, scale, logs
 
     def operand(self, node: Any, dims: Dims) -> Read:
         """Return what an operand is a view of, and once it is one of scores a number that it is multiplied by."""
@@ -198,8 +200,14 @@ class Reader(WeightsReader):
             elif is_cast(node):
                 self.casts.append(dtype_of(node))
                 node = source_of(node)
+            elif name == "cat" and len({*source_of(node)}) > 1:
+                return blocks_of(self, node, dims, factor)
             else:
                 node, dims = self.through(node, dims)
+
+    def changes(self) -> tuple[int, ...]:
+        """Return how much is done to the scores beside scaling them."""
+        return len(self.biases), len(self.masks), len(self.gains), bool(self.softcap), self.shifted
 
     def _product(self, node: Node, product: Product, dims: Dims, factor: float) -> tuple[Read, Read, float]:
         self.inner += [node, *product.inner]

@@ -79,7 +79,8 @@ class Attention(Match):
     def reads(self) -> list[Read]:  # type: ignore[override]
         beside = [mask.read for mask in self.masks] + [gain.read for gain in (*self.gains, *self._factors())]
         beside += [each for each in self.times if isinstance(each, Read)]
-        return [self.q, self.k, self.v, *self.biases, *beside, *([] if self.sinks is None else [self.sinks])]
+        beside += [] if self.sinks is None else [self.sinks]
+        return [self.q, *(self.k.parts or [self.k]), self.v, *self.biases, *beside]
 
     def insert(self, graph: Graph) -> Inserted:
         """Put in the call."""

@@ -13,6 +13,7 @@ from torch.fx import Graph, GraphModule, Node
 from einops_fast.compiler.attention import match_attention
 from einops_fast.compiler.chains import match_chain
 from einops_fast.compiler.library_attention import match_library_attention
+from einops_fast.compiler.loops import match_loop
 from einops_fast.compiler.losses import match_loss
 from einops_fast.compiler.match import Inserted, Match, Miss
 from einops_fast.compiler.memory import changes_layout, is_written, name_what_is_written, storages_of
@@ -31,6 +32,7 @@ _Find = Callable[[Node], Match | None]
 _REWRITES: tuple[tuple[str, _Find], ...] = (
     ("attention", match_attention),
     ("attention", match_library_attention),
+    ("loop of attentions", match_loop),
     ("linear cross entropy", match_loss),
     ("chain", match_chain),
 )

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import attention_blocks  # noqa: F401
 import attention_masks  # noqa: F401
 import attention_of_others  # noqa: F401
 import attention_sinks  # noqa: F401
@@ -69,6 +70,7 @@ def test_a_spelling_is_fused(name: str) -> None:
         "difference_of_halved_heads",
         "difference_by_heads_and_queries",
         "three_terms",
+        "blocks_of_keys",
     ],
 )
 def test_a_spelling_is_fused_for_sizes_that_change(name: str) -> None:

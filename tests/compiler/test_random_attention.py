@@ -149,6 +149,7 @@ def programs(draw: Any) -> tuple[Callable[..., Any], bool | None, list[list[int]
     disturbed = draw(st.sampled_from(DISTURBANCES)) if draw(st.integers(0, 3)) == 0 else ""
     with_log = draw(st.integers(0, 2)) == 0
     axis = scores.index("j")
+    in_blocks = draw(st.integers(0, 3)) == 0
     summed = draw(st.sampled_from(SUMS))
     gate = torch.randn([1 if label == "j" else sizes[label] for label in scores], dtype=torch.float64)
     rows = scores.replace("j", "")
@@ -156,6 +157,9 @@ def programs(draw: Any) -> tuple[Callable[..., Any], bool | None, list[list[int]
 
     def program(q: Any, k: Any, v: Any) -> Any:
         x = first(q, k)
+        if in_blocks:
+            at = axes["k"].index("j")
+            x = torch.cat([first(q, each) for each in k.split(2, at)], axis)
         written = torch.linspace(-1, 1, x.shape[axis], dtype=x.dtype).view(
             [-1 if label == "j" else 1 for label in scores]
         )

@@ -174,6 +174,50 @@ def one_half_of_the_weights(q, k, v):
     return (one - other) @ v, other.mean()
 
 
+BLOCKS = ((B, H, M, D), (B, H, M, D), (B, H, 4, D), (B, H, 3, D), (B, H, 7, E))
+
+
+@look_alike("unsupported option", *BLOCKS)
+def blocks_of_other_queries(q, other, k1, k2, v):
+    return torch.cat([q @ k1.mT, other @ k2.mT], -1).softmax(-1) @ v
+
+
+@look_alike("unsupported option", *BLOCKS)
+def blocks_of_other_scales(q, other, k1, k2, v):
+    return torch.cat([q @ k1.mT / 2, q @ k2.mT], -1).softmax(-1) @ v * 1 + other[..., :1]
+
+
+@look_alike("unsupported option", *BLOCKS, (M, 4))
+def a_bias_of_one_block(q, other, k1, k2, v, bias):
+    return torch.cat([q @ k1.mT + bias, q @ k2.mT], -1).softmax(-1) @ v + other[..., :1]
+
+
+@look_alike("unsupported option", *BLOCKS, Mask((M, 4)))
+def a_mask_of_one_block(q, other, k1, k2, v, mask):
+    return torch.cat([(q @ k1.mT).masked_fill(~mask, -1e9), q @ k2.mT], -1).softmax(-1) @ v + other[..., :1]
+
+
+@look_alike("different offset", (B, H, 2, D), (B, H, 3, D), (B, H, N, D), (B, H, N, E))
+def queries_that_are_joined_in_the_scores(q1, q2, k, v):
+    return torch.cat([q1 @ k.mT, q2 @ k.mT], -2).softmax(-1) @ v
+
+
+@look_alike("value used elsewhere", *BLOCKS)
+def scores_of_a_block_that_are_used(q, other, k1, k2, v):
+    scores = q @ k1.mT
+    return torch.cat([scores, q @ k2.mT], -1).softmax(-1) @ v + other[..., :1], scores
+
+
+@look_alike("unsupported option", *BLOCKS[:3], (B, H, M, 2), (B, H, 6, E))
+def scores_beside_keys_that_are_no_products(q, other, k, scores, v):
+    return torch.cat([scores, q @ k.mT], -1).softmax(-1) @ v + other[..., :1]
+
+
+@look_alike("broadcast", (B, H, M, D), (H, 4, D), (B, H, 3, D), (B, H, 7, E))
+def a_block_of_keys_for_all_of_the_batch(q, k1, k2, v):
+    return torch.cat([q @ k1.mT, q @ k2.mT], -1).softmax(-1) @ v
+
+
 @look_alike("not worth it", (B, H, M, 2, D), (B, H, N, 2, D), (B, H, N, 2 * D))
 def a_difference_for_wide_values(q, k, v):
     """On a processor, the second product with the values takes longer than reading and writing scores."""
