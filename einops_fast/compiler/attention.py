@@ -95,7 +95,10 @@ class Reader(WeightsReader):
             raise Miss("unsupported option", node)
         self.inner += product.inner
         v = self.operand(*values)
-        parts = [(reader, *reader.attended(dims, dtype_of(v.node))) for reader, dims in self.terms(*weights)]
+        terms = self.terms(*weights)
+        if len({(reader.last, tuple(map(expanded, dims))) for reader, dims in terms}) < len(terms):
+            raise Miss("not worth it", node)  # the program has computed one softmax for several terms
+        parts = [(reader, *reader.attended(dims, dtype_of(v.node))) for reader, dims in terms]
         hidden = [reader.hidden(node) for reader, *_ in parts]
         target, result = self.permuted(node, result, [log for *_, logs in parts for log, *_ in logs])
         found = [

@@ -97,3 +97,29 @@ def half_of_the_keys(q, k, v):
 def queries_that_are_narrowed(q, k, v):
     weights = torch.einsum("bshid,bhjd->bshij", q, k).softmax(-1)
     return torch.select(weights, 1, 2).narrow(2, 0, 3) @ v
+
+
+@spelling(*SQUARE)
+def later_queries_of_a_causal_mask(q, k, v):
+    scores = (q @ k.mT).masked_fill(torch.ones(M, M, dtype=torch.bool).triu(1), float("-inf"))
+    return scores.softmax(-1)[:, :, 3:] @ v
+
+
+@spelling((B, 4, M, D), (B, 4, M, D), (B, 2, M, D))
+def halves_with_biases_and_gains(q, k, v):
+    of_heads = torch.arange(1.0, 5.0, dtype=q.dtype).view(4, 1, 1)
+    scores = q @ k.mT * of_heads + torch.arange(4 * M * M, dtype=q.dtype).view(4, M, M).sin()
+    weights = scores.masked_fill(torch.ones(M, M, dtype=torch.bool).triu(1), -1e9).softmax(-1)
+    return (weights[:, :2] - 0.3 * weights[:, 2:]) @ v
+
+
+@spelling((B, 2, M, D), (B, 2, N, D), (B, 2, N, D))
+def rows_that_share_their_weights_and_logarithm(q, k, v):
+    scores = torch.einsum("brid,brjd->bij", q, k)
+    return torch.einsum("bij,brjd->irbd", scores.softmax(-1), v), scores.logsumexp(-1)
+
+
+@spelling(*TWICE)
+def difference_and_logarithm(q1, k1, q2, k2, v):
+    one, other = q1 @ k1.mT, q2 @ k2.mT
+    return (one.softmax(-1) - other.softmax(-1)) @ v, one.logsumexp(-1)
