@@ -1,7 +1,7 @@
 """Attention in the graph of a program: from the product with the values back to queries, keys, masks and biases.
 
-The match begins at a contraction whose one operand leads to a softmax over what is summed, through dropout, casts and
-views. From there it goes on through scales, masks, biases and a softcap to a contraction again. What its operands are
+The match begins at a contraction whose one operand leads to softmaxes over what is summed, as ``weights`` follows it.
+From there it goes on through scales, masks, biases and a softcap to a contraction again. What its operands are
 views of are queries and keys; their labels make the pattern.
 
 **Rows without a key.** Our attention gives zeros there. Written out, a mask of ``-inf`` gives NaN, and a mask of a
