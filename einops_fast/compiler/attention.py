@@ -1,7 +1,7 @@
 """Attention in the graph of a program: from the product with the values back to queries, keys, masks and biases.
 
-The match begins at a contraction whose one operand leads to a softmax over what is summed, through dropout, casts and
-views. From there it goes on through scales, masks, biases and a softcap to a contraction again. What its operands are
+The match begins at a contraction whose one operand leads to softmaxes over what is summed, as ``weights`` follows it.
+From there it goes on through scales, masks, biases and a softcap to a contraction again. What its operands are
 views of are queries and keys; their labels make the pattern.
 
 **Rows without a key.** Our attention gives zeros there. Written out, a mask of ``-inf`` gives NaN, and a mask of a
@@ -17,31 +17,27 @@ import torch
 from torch.fx import Node
 
 from einops_fast.compiler.attention_call import Attention, Mask
-from einops_fast.compiler.constants import constant_of, filling_of, made_like, rounded, times_number
+from einops_fast.compiler.attention_sum import AttentionSum
+from einops_fast.compiler.constants import constant_of, filling_of, guarded, made_like, number_of, rounded, times_number
 from einops_fast.compiler.contractions import Product, is_contraction, product_of
 from einops_fast.compiler.gains import Gain, gain_of
+from einops_fast.compiler.key_blocks import blocks_of
 from einops_fast.compiler.layout import labels_of
 from einops_fast.compiler.masks import LARGE, gate_of
-from einops_fast.compiler.match import Miss, Read
+from einops_fast.compiler.match import Match, Miss, Read
 from einops_fast.compiler.nest import Dims, Label, expanded, fresh
 from einops_fast.compiler.nodes import argument, dtype_of, name_of, shape_of, source_of
-from einops_fast.compiler.sinks import axis_without_last, beside_sinks
-from einops_fast.compiler.softmax import LAST_STEPS, Quotient, Softmax, largest_of, logs_of, quotient_of, softmax_of
-from einops_fast.compiler.views import broadcast, is_cast, permutation_of, seen_through
-
-_BETWEEN = frozenset(
-    "dropout to type_as type float half bfloat16 double contiguous clone detach reshape flatten unflatten expand "
-    "permute transpose t getattr movedim unsqueeze squeeze getitem einsum mul div masked_fill where nan_to_num".split()
-)
-"""What may be done to weights before they are multiplied with values, whether or not it can be fused."""
+from einops_fast.compiler.operands import narrowed, operand_of
+from einops_fast.compiler.sinks import beside_sinks
+from einops_fast.compiler.softmax import largest_of, logs_of, quotient_of
+from einops_fast.compiler.views import broadcast, is_cast, permutation_of
+from einops_fast.compiler.weights import WeightsReader, leads_to_softmax, polarity
 
 _CHANGES = ("add", "add_", "sub", "sub_", "masked_fill", "masked_fill_", "where", "tanh")
 """Functions that change scores otherwise than by a factor."""
 
-_REASONS = {"getitem": "different offset", "reshape": "different numel", "flatten": "different numel"}
 
-
-def match_attention(node: Node) -> Attention | None:
+def match_attention(node: Node) -> Match | None:
     """Return the attention whose product with the values a node is; ``None`` if there is no softmax before it."""
     shape = shape_of(node)
     if shape is None:
@@ -61,7 +57,7 @@ def match_attention(node: Node) -> Attention | None:
             try:
                 if quotient is not None:
                     reader.begin_at(quotient)
-                elif not _leads_to_softmax(weights[0]):
+                elif not leads_to_softmax(weights[0]):
                     continue
                 return reader.match(node, result, product, weights, values)
             except Miss as miss:
@@ -71,47 +67,25 @@ def match_attention(node: Node) -> Attention | None:
     return None
 
 
-def _leads_to_softmax(node: Any) -> bool:
-    """Return whether a node is a softmax, or becomes one through dropout, casts and views."""
-    while isinstance(node, Node):
-        name = name_of(node)
-        if name in LAST_STEPS and softmax_of(node) is not None:
-            return True
-        if name not in _BETWEEN or not node.args:
-            return False
-        node = source_of(node)
-    return False
-
-
-class Reader:
+class Reader(WeightsReader):
     """Follows one match through the graph."""
 
     def __init__(self, keys: tuple[Label, ...], whole: bool) -> None:
-        self.keys, self.whole = keys, whole
-        for label in keys:
-            label.whole = True
-        self.inner: list[Node] = []
+        super().__init__(keys)
+        self.whole = whole
         self.biases: list[Read] = []
         self.masks: list[Mask] = []
-        self.zeroed: list[tuple[Any, bool]] = []
-        self.dropout_p = self.softcap = 0.0
+        self.softcap = 0.0
         self.features: tuple[Label, ...] = ()
-        self.softmax: Softmax | None = None
-        self.last: Node | None = None  # of the softmax
         self.casts: list[torch.dtype | None] = []  # what scores are converted to on the way to the softmax, last first
         self.shifted = False  # the scores are those of the program but for a number that all keys have
         self.gains: list[Gain] = []
-        self.with_sinks: int | None = None  # the axis along which the softmax has one more than the keys
         self.sinks: Read | None = None
-
-    def begin_at(self, quotient: Quotient) -> None:
-        """Begin at what normalizes the product with the values."""
-        self.softmax, self.last = quotient.softmax, quotient.exponentials
-        self.inner += quotient.inner
 
     def match(
         self, node: Node, result: Dims, product: Product, weights: tuple[Node, Dims], values: tuple[Node, Dims]
-    ) -> Attention:
+    ) -> Match:
+        """Return one attention, or the sum of several, whose weights and values a product is of."""
         of_weights, of_values = [{label for dim in dims for label in dim} for _, dims in (weights, values)]
         for label in of_weights - of_values:
             label.whole = label.whole or self.whole
@@ -121,11 +95,31 @@ class Reader:
             raise Miss("unsupported option", node)
         self.inner += product.inner
         v = self.operand(*values)
-        softmax, dims = self.weights(*weights)
+        terms = self.terms(*weights)
+        if len({(reader.last, tuple(map(expanded, dims))) for reader, dims in terms}) < len(terms):
+            raise Miss("not worth it", node)  # the program has computed one softmax for several terms
+        parts = [(reader, *reader.attended(dims, dtype_of(v.node))) for reader, dims in terms]
+        hidden = [reader.hidden(node) for reader, *_ in parts]
+        target, result = self.permuted(node, result, [log for *_, logs in parts for log, *_ in logs])
+        found = [
+            Attention(
+                target, result, q, k, v, self.keys, reader.features, scale, reader.softcap, reader.dropout_p,
+                reader.biases, reader.masks, empty, logs, [*reader.inner, *self.inner], gains=reader.gains,
+                sinks=reader.sinks, times=reader.times,
+            )
+            for (reader, q, k, scale, logs), empty in zip(parts, hidden, strict=True)
+        ]  # fmt: skip
+        return found[0] if len(found) == 1 else AttentionSum(found)
+
+    def attended(
+        self, dims: Dims, dtype: torch.dtype | None
+    ) -> tuple[Read, Read, float, list[tuple[Node, Dims, bool]]]:
+        """Return queries, keys, the scale and log-sum-exps of the softmax, whose scores are indexed by ``dims``."""
+        assert self.softmax is not None
         self.casts.append(dtype_of(self.last))  # a softmax may convert its scores
-        scores, logs = softmax.scores, list[tuple[Node, Dims, bool]]()
+        scores, logs = self.softmax.scores, list[tuple[Node, Dims, bool]]()
         if self.with_sinks is None:
-            logs, inner = logs_of(softmax, dims)
+            logs, inner = logs_of(self.softmax, dims)
             self.inner += inner
         else:
             scores, sinks, inner = beside_sinks(scores, dims, self.with_sinks)
@@ -134,19 +128,19 @@ class Reader:
             self.casts += [dtype_of(each) for each in inner]
         q, k, scale = self.scores(scores, dims, 1.0)
         if self.shifted and (logs or self.sinks is not None):
-            raise Miss("unsupported option", node)
-        q, k = self.narrowed(q, k, dtype_of(v.node))
-        target, result = self.permuted(node, result, [log for log, *_ in logs])
-        return Attention(
-            target, result, q, k, v, self.keys, self.features, scale, self.softcap, self.dropout_p,
-            self.biases, self.masks, self.hidden(node), logs, self.inner, gains=self.gains, sinks=self.sinks,
-        )  # fmt: skip
+            raise Miss("unsupported option", self.inner[0])
+        q, k = (q, k) if k.parts else narrowed(q, k, dtype)
+        return q, k, scale, logs
+
+    def operand(self, node: Any, dims: Dims) -> Read:
+        """Return what an operand is a view of, and once it is one of scores a number that it is multiplied by."""
+        return operand_of(node, dims, self.inner[-1] if self.inner else None, scaled=bool(self.features))
 
     def hidden(self, node: Node) -> str:
         """Return what the program has in rows without a key, as in :class:`Attention`."""
         assert self.softmax is not None
         if self.zeroed:
-            masks = [_polarity(mask.read.node, mask.seen) for mask in self.masks]
+            masks = [polarity(mask.read.node, mask.seen) for mask in self.masks]
             if sorted(map(hash, self.zeroed)) != sorted(map(hash, masks)):
                 raise Miss("unsupported option", node)  # weights that the others of a row don't make up for
             return "zeros"
@@ -169,44 +163,6 @@ class Reader:
             node, dims = user, tuple([dims[at] for at in order])
         return node, dims
 
-    # ---- from the weights to the scores
-
-    def weights(self, node: Node, dims: Dims) -> tuple[Softmax, Dims]:
-        """Return the softmax, and what indexes its scores."""
-        while True:
-            self.inner.append(node)
-            name = name_of(node)
-            if self.last is None and name in LAST_STEPS and (found := softmax_of(node)) is not None:
-                self.softmax, self.last = found, node
-            if self.softmax is not None and node is self.last:
-                axis = self.softmax.axis
-                if not isinstance(axis, int) or expanded(dims[axis % len(dims)]) != self.keys:
-                    raise Miss("different loop order", node)
-                if self.with_sinks not in (None, axis % len(dims)):
-                    raise Miss("different offset", node)
-                self.inner += self.softmax.inner
-                return self.softmax, dims
-            if name == "dropout":
-                p = constant_of(argument(node, 1, "p", 0.5))
-                training = argument(node, 2, "training", argument(node, 2, "train", True))  # as torch.dropout has it
-                if p is None or training not in (True, False) or (p and self.dropout_p):
-                    raise Miss("random numbers", node)
-                self.dropout_p = p if training else self.dropout_p
-                node = source_of(node)
-            elif name == "masked_fill" and constant_of(argument(node, 2, "value")) == 0:
-                self.zeroed.append(_polarity(argument(node, 1, "mask"), False))
-                node = source_of(node)
-            elif is_cast(node):
-                node = source_of(node)
-            elif self.with_sinks is None and (axis := axis_without_last(node)) is not None:
-                if expanded(dims[axis]) != self.keys:
-                    raise Miss("different offset", node)
-                self.with_sinks, node = axis, source_of(node)
-            elif self.with_sinks is not None:
-                raise Miss("different offset", node)
-            else:
-                node, dims = self._through(node, dims)
-
     # ---- from the scores to the product of queries and keys
 
     def scores(self, node: Any, dims: Dims, factor: float) -> tuple[Read, Read, float]:
@@ -223,7 +179,11 @@ class Reader:
                 scaled = times_number(node)
                 if scaled is None:
                     node, gain = gain_of(node, dims, self.keys)
-                    self.gains.append(gain)
+                    number = guarded(gain.read.node) if name_of(node) == "tanh" else None
+                    if isinstance(number, float):
+                        factor *= number
+                    else:
+                        self.gains.append(gain)
                 else:
                     node, factor = scaled[0], factor * scaled[1]
             elif name == "sub" and (taken := self._stabilizer(node, dims)):
@@ -243,8 +203,14 @@ class Reader:
             elif is_cast(node):
                 self.casts.append(dtype_of(node))
                 node = source_of(node)
+            elif name == "cat" and len({*source_of(node)}) > 1:
+                return blocks_of(self, node, dims, factor)
             else:
-                node, dims = self._through(node, dims)
+                node, dims = self.through(node, dims)
+
+    def changes(self) -> tuple[int, ...]:
+        """Return how much is done to the scores beside scaling them."""
+        return len(self.biases), len(self.masks), len(self.gains), bool(self.softcap), self.shifted
 
     def _product(self, node: Node, product: Product, dims: Dims, factor: float) -> tuple[Read, Read, float]:
         self.inner += [node, *product.inner]
@@ -281,7 +247,7 @@ class Reader:
             ways.append((other, ways[0][3], one, 1.0))
         missed: Miss | None = None
         for scores, times, bias, weight in ways:
-            before = {name: list(value) if isinstance(value, list) else value for name, value in vars(self).items()}
+            before = vars(self.branch())
             try:
                 own = broadcast(dims, scores) if isinstance(scores, Node) else None
                 if own is None or own != dims:
@@ -299,7 +265,7 @@ class Reader:
 
     def _add(self, bias: Any, weight: float, dims: Dims, factor: float, node: Node) -> bool:
         """Note what is added to the scores; return whether it differs from key to key."""
-        if constant_of(bias) is not None:
+        if constant_of(bias) is not None or number_of(bias) is not None:
             self.shifted = True
             return False
         own = broadcast(dims, bias) if isinstance(bias, Node) else None
@@ -312,13 +278,14 @@ class Reader:
     def _masked(self, node: Node, name: str, dims: Dims, factor: float) -> Any:
         """Note a mask; return the scores that it hides some of."""
         if name == "where":
-            mask, one, other = source_of(node), argument(node, 1, "input"), argument(node, 2, "other")
+            mask = source_of(node)
+            one, other = guarded(argument(node, 1, "input")), guarded(argument(node, 2, "other"))
             filled, seen, scores = other, True, one
             if filling_of(filled) is None:
                 filled, seen, scores = one, False, other
         else:
             scores, mask = source_of(node), argument(node, 1, "mask")
-            filled, seen = argument(node, 2, "value"), False
+            filled, seen = guarded(argument(node, 2, "value")), False
         fill = filling_of(filled)
         self.inner += made_like(filled)
         if fill is None or not factor > 0:
@@ -344,51 +311,3 @@ class Reader:
         axes = [at for at, dim in enumerate(dims) if expanded(dim) == self.keys]
         plain = axes and not self.softcap and argument(node, 2, "alpha", 1) == 1
         return largest_of(argument(node, 1, "other"), source_of(node), axes[0]) if plain else ()
-
-    # ---- operands
-
-    def operand(self, node: Any, dims: Dims) -> Read:
-        """Return what an operand is a view of, in memory as it lies, and a number that it is multiplied by."""
-        factor, copies = 1.0, []
-        while isinstance(node, Node):
-            seen = seen_through(node, dims)
-            if seen is not None:
-                copies.append(node)
-                node, dims = seen
-                continue
-            scaled = times_number(node) if self.features and name_of(node) in ("mul", "div") else None
-            if scaled is None or shape_of(scaled[0]) != shape_of(node) or dtype_of(scaled[0]) != dtype_of(node):
-                break
-            copies.append(node)
-            node, factor = scaled[0], factor * scaled[1]
-        if not isinstance(node, Node):
-            raise Miss("unknown", self.inner[-1])
-        return Read(node, dims, factor, tuple(copies))
-
-    def narrowed(self, q: Read, k: Read, dtype: torch.dtype | None) -> tuple[Read, Read]:
-        """Read queries and keys before they were converted to float32, where values are of that dtype.
-
-        Products are summed in float32 anyway.
-        """
-        found = []
-        for read in (q, k):
-            narrow = is_cast(read.node) and dtype_of(source_of(read.node)) == dtype
-            if not narrow or dtype not in (torch.float16, torch.bfloat16) or dtype_of(read.node) != torch.float32:
-                return q, k
-            before = self.operand(source_of(read.node), read.dims)
-            copies = (*read.copies, read.node, *before.copies)
-            found.append(Read(before.node, before.dims, read.factor * before.factor, copies))
-        return found[0], found[1]
-
-    def _through(self, node: Any, dims: Dims) -> tuple[Node, Dims]:
-        seen = seen_through(node, dims) if isinstance(node, Node) else None
-        if seen is None:
-            raise Miss(_REASONS.get(name_of(node), "unsupported option"), node)
-        return seen
-
-
-def _polarity(mask: Any, seen: bool) -> tuple[Any, bool]:
-    """Return what a mask is the negation of, if it is one, and whether True there stands for a key that is seen."""
-    while name_of(mask) == "not":
-        mask, seen = source_of(mask), not seen
-    return mask, seen

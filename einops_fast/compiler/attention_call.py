@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from math import prod
 from operator import getitem
 from typing import Any, NamedTuple
 
@@ -11,7 +12,8 @@ import torch
 from torch.fx import Graph, Node
 
 from einops_fast.compiler.calls import ABSORBS, call_attention
-from einops_fast.compiler.gains import Gain, gained
+from einops_fast.compiler.constants import guarded
+from einops_fast.compiler.gains import Gain, gained, parted
 from einops_fast.compiler.layout import Layout, labels_of, number
 from einops_fast.compiler.masks import LARGE, Band, band_of, is_small
 from einops_fast.compiler.match import Inserted, Match, Miss, Read
@@ -29,6 +31,10 @@ class Mask(NamedTuple):
     biased: bool = False  # whether something is added to that
 
 
+_WIDEST = 256
+"""Features of a head that kernels of attention take."""
+
+
 @dataclass
 class Attention(Match):
     """One attention as it was found."""
@@ -43,7 +49,7 @@ class Attention(Match):
     features: tuple[Label, ...]  # the label that q and k are multiplied along
     scale: float | None  # of the products of q and k; `None` for the square root of their width
     softcap: float  # as in `einops_fast.attention`
-    dropout_p: float  # of the weights
+    dropout_p: Any  # of the weights: a number, or a node of one
     biases: list[Read]  # what is added to the scores
     masks: list[Mask]  # what hides keys
     # what the program has in rows without a key: `'mean'` of all values where they are hidden by a large number,
@@ -56,7 +62,10 @@ class Attention(Match):
     band: Band | None = None  # keys that are shown without a mask
     rows: tuple[Label, ...] = ()  # the labels of the queries, where they are known
     gains: list[Gain] = field(default_factory=list)
+    # what all weights of a row are multiplied by: numbers, tensors, and masks of rows that are zero
+    times: list[float | Gain | Read] = field(default_factory=list)
     sinks: Read | None = None  # scores that take part in the softmax beside those of the keys, for no value
+    columns: list[Label] = field(init=False)  # the labels that only v has
     # the labels of queries, if there is one, and keys, and their sizes
     axes: tuple[Label | None, Label] = field(init=False)
     extents: tuple[Any, Any] = field(init=False)
@@ -68,21 +77,24 @@ class Attention(Match):
 
     @property
     def reads(self) -> list[Read]:  # type: ignore[override]
-        beside = [mask.read for mask in self.masks] + [gain.read for gain in self.gains]
-        return [self.q, self.k, self.v, *self.biases, *beside, *([] if self.sinks is None else [self.sinks])]
+        beside = [mask.read for mask in self.masks] + [gain.read for gain in (*self.gains, *self._factors())]
+        beside += [each for each in self.times if isinstance(each, Read)]
+        beside += [] if self.sinks is None else [self.sinks]
+        return [self.q, *(self.k.parts or [self.k]), self.v, *self.biases, *beside]
 
     def insert(self, graph: Graph) -> Inserted:
         """Put in the call."""
         check_dtypes(graph, (self.q, self.k, self.v), self.node)
         layout = Layout(graph, self.reads)
         queries = self._queries()
-        if len(self.keys) != 1 or len(self.features) != 1:
+        if len(self.keys) != 1 or not self.features:
             raise Miss("unsupported option", self.node)
         (keys,) = self.keys
         self.axes, self.extents = (queries, keys), (1 if queries is None else queries.size, keys.size)
         band, masks, biases = self._band()
-        operands = [gained(layout, self.q, self.gains), layout.laid_out(self.k), layout.laid_out(self.v)]
-        order = labels_of(self.result)
+        gains, factor = parted(self.gains, dtype_of(self.q.node))
+        operands = [gained(layout, self.q, gains), layout.laid_out(self.k), layout.laid_out(self.v)]
+        operands, order = self._of_one_feature(layout, operands)
         pattern = ", ".join([layout.spelled(labels) for _, labels in operands]) + f" -> {layout.spelled(order)}"
         # Mask and bias are read where the scores lie, whatever else the result has.
         mask, mask_labels = layout.joined([self._mask(layout, each) for each in masks], torch.logical_and)
@@ -102,7 +114,7 @@ class Attention(Match):
                 "causal": causal,
                 "window": None if window == (None, None) else window,
                 "alignment": None if band is None else band.alignment,
-                "numbers": (self.scale, self.softcap, self.dropout_p),
+                "numbers": (self.scale and self.scale * factor, self.softcap, guarded(self.dropout_p)),
                 "empty": self._empty(band, masks, biases),
                 "drowned": self._may_drown(biases),
                 "return_lse": bool(self.logs),
@@ -113,8 +125,68 @@ class Attention(Match):
         if self.logs:
             results = {self.node: graph.call_function(getitem, (call, 0))}
             results |= self._logs(layout, graph.call_function(getitem, (call, 1)), self._rows(order))
-        results[self.node] = layout.folded(results[self.node], self.result)
+        results[self.node] = self._as_written(layout, results[self.node], order)
         return Inserted(results, pattern, layout.sizes(), self._saved(layout))
+
+    def _of_one_feature(
+        self, layout: Layout, operands: list[tuple[Node, list[Label]]]
+    ) -> tuple[list[tuple[Node, list[Label]]], list[Label]]:
+        """Merge the axes that q and k are multiplied along, and those that only v has; return the result's labels, too.
+
+        Raises:
+            Miss: there are several of the former, and heads of that width are computed by products and a softmax.
+        """
+        q, k, v = operands
+        order = labels_of(self.result)
+        if len(self.features) > 1:
+            width = Label(prod([label.size for label in self.features]))
+            if not _is_narrow(width):
+                raise Miss("not worth it", self.node)
+            q, k = layout.merged(*q, self.features, width), layout.merged(*k, self.features, width)
+        self.columns = [label for label in v[1] if label in order and label not in q[1] and label not in k[1]]
+        width = Label(prod([label.size for label in self.columns]))
+        if len(self.columns) > 1 and _is_narrow(width):
+            v = layout.merged(*v, self.columns, width)
+            order = [*[label for label in order if label not in self.columns], width]
+        return [q, k, v], order
+
+    def _as_written(self, layout: Layout, node: Node, order: list[Label]) -> Node:
+        """Return the result of a call, which has axes in an order, as the program has it."""
+        wanted = labels_of(self.result)
+        if order != wanted:
+            sizes = tuple([int(label.size) for label in self.columns])
+            node = layout.graph.call_method("unflatten", (node, -1, sizes))
+            node = layout.permuted(node, [*order[:-1], *self.columns], wanted)
+        return layout.folded(self._multiplied(layout, node, wanted), self.result)
+
+    def is_deep(self) -> bool:
+        """Return whether the product with the values takes no more than that of queries and keys."""
+        held = {*labels_of(self.q.dims), *labels_of(self.k.dims)}
+        columns = prod([label.size for label in labels_of(self.v.dims) if label not in held])
+        return bool((columns - prod([label.size for label in self.features])).is_nonpositive)
+
+    def _factors(self) -> list[Gain]:
+        return [each for each in self.times if isinstance(each, Gain)]
+
+    def _multiplied(self, layout: Layout, node: Node, order: list[Label]) -> Node:
+        """Multiply a result by what the program multiplies all weights of a row by."""
+        graph = layout.graph
+        number = prod([each for each in self.times if isinstance(each, (int, float))])
+        if number != 1:
+            node = graph.call_function(torch.mul, (node, number))
+        for each in self.times:
+            if isinstance(each, (int, float)):
+                continue
+            read = each if isinstance(each, Read) else each.read
+            factor, own = layout.laid_out(read)
+            if not {*own} <= {*order}:
+                raise Miss("broadcast", read.node)
+            factor = layout.permuted(factor, own, order) if own else factor
+            if isinstance(each, Gain):
+                node = graph.call_function(torch.div if each.divides else torch.mul, (node, factor))
+            else:
+                node = graph.call_method("masked_fill", (node, factor, 0.0))
+        return graph.call_method("to", (node, dtype_of(self.node))) if self._factors() else node
 
     def _logs(self, layout: Layout, lse: Node, labels: list[Label]) -> dict[Node, Node]:
         """Put in what stands for each node that is a log-sum-exp."""
@@ -132,7 +204,7 @@ class Attention(Match):
     def _rows(self, order: list[Label]) -> list[Label]:
         """Return the labels of the result without that of the features of values."""
         held = {*labels_of(self.q.dims), *labels_of(self.k.dims)}
-        features = [label for label in labels_of(self.v.dims) if label not in held and label in order]
+        features = [label for label in order if label not in held]
         return [label for label in order if not features or label is not features[-1]]
 
     def _queries(self) -> Label | None:
@@ -255,3 +327,8 @@ class Attention(Match):
                 size = size * label.size
         dtype = dtype_of(self.node)
         return 4 * int(size) * (dtype.itemsize if dtype is not None else 4) if size == 1 or size.is_Integer else None
+
+
+def _is_narrow(label: Label) -> bool:
+    """Return whether kernels take heads of an extent."""
+    return bool(label.size.is_Integer and label.size <= _WIDEST)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from einops_fast.compiler.report import tell
 from einops_fast.compiler.rewriting import rewritten
 from einops_fast.errors import EinsumError
 
@@ -27,8 +28,11 @@ def einops_fast_backend(
         mode: of inductor's, as for ``torch.compile``.
     """
     then, compiled_by = next_backend(options, mode)
-    rewritten(module, fuses=then == "inductor" or callable(then))
-    return compiled_by(module, inputs)  # type: ignore[no-any-return]
+    found = rewritten(module, fuses=then == "inductor" or callable(then))
+    compiled: Callable[..., Any] = compiled_by(module, inputs)  # Dynamo may begin anew instead, with another graph
+    for fusion in found:
+        tell(fusion)
+    return compiled
 
 
 def next_backend(options: Mapping[str, Any] | None, mode: str | None) -> tuple[Any, Callable[..., Any]]:

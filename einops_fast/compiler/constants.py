@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from einops_fast.compiler.memory import is_written
 from einops_fast.compiler.nodes import argument, dtype_of, name_of, shape_of, source_of
@@ -36,6 +37,22 @@ def constant_of(value: Any) -> float | None:
     if isinstance(value, Node) and shape_of(value) != ():
         return None
     return filling_of(value)
+
+
+def number_of(value: Any) -> Any:
+    """Return the number of Python's that a node is, also one that changes; ``None`` if it is a tensor."""
+    value = value.meta.get("example_value") if isinstance(value, Node) else value
+    return value if isinstance(value, (bool, int, float, torch.SymInt, torch.SymFloat)) else None
+
+
+def guarded(value: Any) -> Any:
+    """Return what a number is that may change: the program is compiled again when it does.
+
+    torch does that itself for numbers that are no operands of sums and products.
+    """
+    number = number_of(value)
+    known = isinstance(number, torch.SymFloat) and not free_unbacked_symbols(number)
+    return float(number) if known else value
 
 
 def filling_of(value: Any) -> float | None:

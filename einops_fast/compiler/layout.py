@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from string import ascii_letters
 from typing import Any
 
+import torch
 from torch.fx import Graph, Node
 
 from einops_fast.compiler.match import Miss, Read
@@ -29,7 +30,7 @@ class Layout:
         self.graph = graph
         self.names: dict[Label, str] = {}
         self._sources: dict[Label, tuple[Node, int]] = {}
-        for read in reads:
+        for read in [part for whole in reads for part in whole.parts or (whole,)]:
             for axis, dim in enumerate(read.dims):
                 labels = expanded(dim)
                 if len(labels) == 1:
@@ -48,7 +49,9 @@ class Layout:
         return {name: number(label.size) for label, name in self.names.items()}
 
     def laid_out(self, read: Read) -> tuple[Node, list[Label]]:
-        """Return a tensor as it lies, with one axis for each label."""
+        """Return a tensor as it lies, with one axis for each label but those that stand still."""
+        if read.parts:
+            return self._concatenated(read)
         node, labels = read.node, list[Label]()
         for axis in reversed(range(len(read.dims))):
             own = expanded(read.dims[axis])
@@ -56,8 +59,22 @@ class Layout:
                 node = self.graph.call_method("squeeze", (node, axis))
             elif len(own) > 1:
                 node = self.graph.call_method("unflatten", (node, axis, self._sizes_of(own, read.node)))
-            labels[:0] = own
+            for at in reversed(range(len(own))):
+                if own[at].at is not None:
+                    node = self.graph.call_method("select", (node, axis + at, own[at].at))
+            labels[:0] = [label for label in own if label.at is None]
         return node, labels
+
+    def _concatenated(self, read: Read) -> tuple[Node, list[Label]]:
+        """Return tensors that are joined along their only label that stands for another extent in each."""
+        labels, nodes = labels_of(read.dims), []
+        for part in read.parts:
+            node, own = self.laid_out(part)
+            if {*own} != {*labels}:
+                raise Miss("broadcast", part.node)
+            nodes.append(self.permuted(node, own, labels))
+        assert read.joined is not None
+        return self.graph.call_function(torch.cat, (nodes, labels.index(read.joined))), labels
 
     def folded(self, node: Node, dims: Dims) -> Node:
         """Merge the axes of a result that the program has as one, and add those of one element."""
@@ -78,6 +95,14 @@ class Layout:
             if label not in labels:
                 node = self.graph.call_method("unsqueeze", (node, axis))
         return node
+
+    def merged(
+        self, node: Node, labels: Sequence[Label], several: Sequence[Label], one: Label
+    ) -> tuple[Node, list[Label]]:
+        """Return a tensor with several of its axes as one, the last."""
+        others = [label for label in labels if label not in several]
+        node = self.permuted(node, labels, [*others, *several])
+        return self.graph.call_method("flatten", (node, len(others), -1)), [*others, one]
 
     def joined(self, tensors: list[tuple[Node, list[Label]]], function: Any) -> tuple[Node | None, list[Label]]:
         """Combine tensors of some labels each, with axes for all of them."""

@@ -15,7 +15,7 @@ from torch.fx import Node
 
 from einops_fast.compiler.attention import Reader
 from einops_fast.compiler.attention_call import Attention, Mask
-from einops_fast.compiler.constants import constant_of
+from einops_fast.compiler.constants import constant_of, guarded
 from einops_fast.compiler.masks import Band, band_of
 from einops_fast.compiler.match import Miss, Read
 from einops_fast.compiler.nest import Dim, Dims, Label, fresh
@@ -37,7 +37,7 @@ def match_library_attention(node: Node) -> Attention | None:
     if min(len(of_q), len(of_k)) < 2 or not _is_faster(q, k, mask):
         return None
     scale, grouped = node.kwargs.get("scale"), node.kwargs.get("enable_gqa", False)
-    factor, dropout_p = constant_of(scale), constant_of(argument(node, 4, "dropout_p", 0.0))
+    factor, dropout_p = constant_of(guarded(scale)), constant_of(guarded(argument(node, 4, "dropout_p", 0.0)))
     known = dropout_p is not None and (scale is None or factor is not None)
     if not known or not isinstance(causal, bool) or (causal and mask is not None) or of_q[-1] == 1:
         raise Miss("unsupported option", node)

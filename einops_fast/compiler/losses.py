@@ -11,6 +11,7 @@ import torch
 from torch.fx import Graph, Node
 
 from einops_fast.compiler.calls import call_linear_cross_entropy
+from einops_fast.compiler.constants import guarded
 from einops_fast.compiler.contractions import product_of
 from einops_fast.compiler.layout import Layout, labels_of
 from einops_fast.compiler.match import Inserted, Match, Miss, Read
@@ -112,7 +113,7 @@ def _transforms(node: Node) -> bool:
 def _options(node: Node) -> dict[str, Any] | None:
     """Return the options of a loss; ``None`` if some of them are others, or aren't known."""
     ignore_index, reduction = argument(node, 4, "ignore_index", -100), argument(node, 6, "reduction", "mean")
-    smoothing = argument(node, 7, "label_smoothing", 0.0)
+    smoothing = guarded(argument(node, 7, "label_smoothing", 0.0))
     old = argument(node, 3, "size_average"), argument(node, 5, "reduce")
     known = isinstance(ignore_index, int) and isinstance(reduction, str) and isinstance(smoothing, (int, float))
     if not known or old != (None, None):

@@ -206,7 +206,7 @@ def _needed(node: Node) -> list[Node] | None:
             return True
         value = each.meta.get("example_value")
         if not isinstance(value, torch.Tensor):
-            return isinstance(value, (int, torch.SymInt))
+            return all(isinstance(size, (int, torch.SymInt)) for size in _several(value))
         if name_of(each) not in _FUNCTIONS or len(found) > _MOST_NODES:
             return False
         if not all(map(visit, _values_of(each))):
@@ -256,14 +256,19 @@ def _reach(nodes: Sequence[Node], sizes: Sequence[Any], symbols: Sequence[Any]) 
     return math.ceil(reach)
 
 
+def _several(value: Any) -> tuple[Any, ...]:
+    """Return the numbers of a shape, or a number."""
+    return value if isinstance(value, tuple) else (value,)
+
+
 def _numbers(node: Node) -> list[Any]:
     """Return all numbers that a call takes, those that other nodes are as well."""
     found: list[Any] = []
 
     def visit(value: Any) -> None:
         value = value.meta.get("example_value") if isinstance(value, Node) else value
-        if isinstance(value, (int, float, torch.SymInt)) and not isinstance(value, bool):
-            found.append(value)
+        numbers = [each for each in _several(value) if isinstance(each, (int, float, torch.SymInt))]
+        found.extend([number for number in numbers if not isinstance(number, bool)])
 
     fx.node.map_aggregate((node.args, node.kwargs), visit)
     return found
@@ -276,6 +281,8 @@ def _evaluated(nodes: Sequence[Node], values: Mapping[Any, int]) -> torch.Tensor
     def known(value: Any) -> Any:
         if isinstance(value, Node):
             return results[value] if value in results else known(value.meta["example_value"])
+        if isinstance(value, tuple):
+            return tuple(map(known, value))
         if isinstance(value, torch.SymInt):
             return int(value.node.expr.subs(values))
         if isinstance(value, torch.Tensor):  # which a call takes the shape of, and the like

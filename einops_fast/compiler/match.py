@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from torch.fx import Graph, Node
 
-from einops_fast.compiler.nest import Dims
+from einops_fast.compiler.nest import Dims, Label
 
 
 class Miss(Exception):
@@ -26,6 +26,9 @@ class Read(NamedTuple):
     dims: Dims  # what indexes it
     factor: float = 1.0  # what it is multiplied by
     copies: tuple[Node, ...] = ()  # nodes that are views or copies of it, by which the program reads it
+    # tensors that are joined in its place, and the label that they are joined along
+    parts: tuple[Read, ...] = ()
+    joined: Label | None = None
 
 
 class Inserted(NamedTuple):

@@ -17,11 +17,12 @@ from einops_fast.compiler.nodes import expression
 class Label:
     """An axis of a nest."""
 
-    __slots__ = ("parts", "size", "whole")
+    __slots__ = ("at", "parts", "size", "whole")
 
     def __init__(self, size: Any, whole: bool = False) -> None:
         self.size = size  # its extent, an expression of sympy
         self.parts: tuple[Label, ...] = ()  # what it was split into, the slower part first; empty if it wasn't
+        self.at: int | None = None  # the one index that it has, if it stands still
         self.whole = whole  # it can't be split, as a view of one dimension must stay one
 
     def split(self, outer: Any) -> None:

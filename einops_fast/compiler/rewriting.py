@@ -13,11 +13,12 @@ from torch.fx import Graph, GraphModule, Node
 from einops_fast.compiler.attention import match_attention
 from einops_fast.compiler.chains import match_chain
 from einops_fast.compiler.library_attention import match_library_attention
+from einops_fast.compiler.loops import match_loop
 from einops_fast.compiler.losses import match_loss
 from einops_fast.compiler.match import Inserted, Match, Miss
 from einops_fast.compiler.memory import changes_layout, is_written, name_what_is_written, storages_of
 from einops_fast.compiler.nodes import called, dtype_of, name_of, same_size
-from einops_fast.compiler.report import Fusion, tell
+from einops_fast.compiler.report import Fusion
 from einops_fast.compiler.safety import check
 from einops_fast.compiler.small_products import match_small_product
 from einops_fast.errors import EinsumError
@@ -31,6 +32,7 @@ _Find = Callable[[Node], Match | None]
 _REWRITES: tuple[tuple[str, _Find], ...] = (
     ("attention", match_attention),
     ("attention", match_library_attention),
+    ("loop of attentions", match_loop),
     ("linear cross entropy", match_loss),
     ("chain", match_chain),
 )
@@ -43,8 +45,8 @@ _BEFORE_FUSING: tuple[str, _Find] = "small product", match_small_product
 """For compilers that fuse elementwise functions alone."""
 
 
-def rewritten(module: GraphModule, *, fuses: bool = True) -> int:
-    """Rewrite what is found in a graph, and in those within it, in place; return how many matches there were.
+def rewritten(module: GraphModule, *, fuses: bool = True) -> list[Fusion]:
+    """Rewrite what is found in a graph, and in those within it, in place; return that, and what was missed.
 
     Args:
         module: Dynamo's graph.
@@ -52,26 +54,24 @@ def rewritten(module: GraphModule, *, fuses: bool = True) -> int:
     """
     rewrites = (*_REWRITES, _BEFORE_FUSING) if fuses else _REWRITES
     # What is checkpointed has a graph of its own.
-    return sum([_rewritten(each, rewrites) for each in module.modules() if isinstance(each, GraphModule)])
+    graphs = [each for each in module.modules() if isinstance(each, GraphModule)]
+    return [fusion for each in graphs for fusion in _rewritten(each, rewrites)]
 
 
-def _rewritten(module: GraphModule, rewrites: Sequence[tuple[str, _Find]]) -> int:
+def _rewritten(module: GraphModule, rewrites: Sequence[tuple[str, _Find]]) -> list[Fusion]:
     graph = module.graph
     if any(map(changes_layout, graph.nodes)):
-        return 0  # what is known of tensors is what they are at the end
+        return []  # what is known of tensors is what they are at the end
     name_what_is_written(graph)
     told: list[Fusion] = []
     for what, find in rewrites:
         gone = set[Node]()
         found = [_tried(what, find, graph, node, gone) for node in reversed(list(graph.nodes)) if node not in gone]
         told += [fusion for fusion in reversed(found) if fusion is not None]
-    for fusion in told:
-        tell(fusion)
-    count = sum(not fusion.reason for fusion in told)
-    if count:
+    if not all(fusion.reason for fusion in told):
         graph.lint()
         module.recompile()
-    return count
+    return told
 
 
 def _tried(what: str, find: _Find, graph: Graph, node: Node, gone: set[Node]) -> Fusion | None:

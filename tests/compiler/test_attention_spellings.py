@@ -2,9 +2,13 @@
 
 from typing import Any
 
+import attention_blocks  # noqa: F401
 import attention_masks  # noqa: F401
+import attention_of_others  # noqa: F401
 import attention_sinks  # noqa: F401
 import attention_softmaxes  # noqa: F401
+import attention_sum_look_alikes  # noqa: F401
+import attention_sums  # noqa: F401
 import fused_programs
 import pytest
 import torch
@@ -64,6 +68,10 @@ def test_a_spelling_is_fused(name: str) -> None:
         "sinks_of_heads",
         "sinks_beyond_the_number_of_keys",
         "cosines_beside_a_bias",
+        "difference_of_halved_heads",
+        "difference_by_heads_and_queries",
+        "three_terms",
+        "blocks_of_keys",
     ],
 )
 def test_a_spelling_is_fused_for_sizes_that_change(name: str) -> None:

@@ -130,6 +130,10 @@ WAYS = ("name", "by_hand", "late", "late_without_max", "by_logs")
 DISTURBANCES = ("weights_returned", "detached", "shifted_total", "bias_written", "without_gradient", "gated_weights")
 
 
+SUMS = ("", "", "scaled", "gated", "zeroed", "difference", "difference_of_halves")
+"""What is done to weights: most of it multiplies those of a row, or adds those of another softmax."""
+
+
 @st.composite
 def programs(draw: Any) -> tuple[Callable[..., Any], bool | None, list[list[int]]]:
     """A program of q, k and v, whether it can be fused (``None`` if it may be), and the shapes of its operands."""
@@ -145,11 +149,17 @@ def programs(draw: Any) -> tuple[Callable[..., Any], bool | None, list[list[int]
     disturbed = draw(st.sampled_from(DISTURBANCES)) if draw(st.integers(0, 3)) == 0 else ""
     with_log = draw(st.integers(0, 2)) == 0
     axis = scores.index("j")
+    in_blocks = draw(st.integers(0, 3)) == 0
+    summed = draw(st.sampled_from(SUMS))
+    gate = torch.randn([1 if label == "j" else sizes[label] for label in scores], dtype=torch.float64)
     rows = scores.replace("j", "")
     of_result = "".join([label for label in result if label != "e"])
 
     def program(q: Any, k: Any, v: Any) -> Any:
         x = first(q, k)
+        if in_blocks:
+            at = axes["k"].index("j")
+            x = torch.cat([first(q, each) for each in k.split(2, at)], axis)
         written = torch.linspace(-1, 1, x.shape[axis], dtype=x.dtype).view(
             [-1 if label == "j" else 1 for label in scores]
         )
@@ -182,6 +192,19 @@ def programs(draw: Any) -> tuple[Callable[..., Any], bool | None, list[list[int]
             weights = weights * (torch.arange(weights.shape[axis]) != 1).view(
                 [-1 if label == "j" else 1 for label in scores]
             )
+        if summed == "scaled":
+            weights = -(weights / 3)
+        elif summed == "gated":
+            weights = weights * gate.to(x.dtype)
+        elif summed == "zeroed":
+            weights = weights.masked_fill(gate < 0, 0.0)
+        elif summed == "difference":
+            other = first(q, k.sin()).softmax(axis)
+            weights = weights - gate.to(x.dtype) * (other if other.shape == weights.shape else other.narrow(axis, 0, 3))
+        elif summed == "difference_of_halves":
+            both = torch.stack([first(q, k.sin()), first(q.cos(), k)]).softmax(axis + 1)
+            one, other = both.unbind(0)
+            weights = weights * 0.5 if one.shape != weights.shape else one - other * gate.to(x.dtype)
         used = weights if weights.shape[axis] == sizes["j"] else torch.cat([weights, weights.narrow(axis, 0, 1)], axis)
         made = second(used, v)
         if way.startswith("late"):
@@ -203,6 +226,8 @@ def programs(draw: Any) -> tuple[Callable[..., Any], bool | None, list[list[int]
     # Several large numbers hide by different ones once they are scaled, and logarithms of them say too little.
     vague = fill > float("-inf") and (way == "by_logs" or kinds & {"scale", "divide"})
     fused = None if disturbed or with_log or vague else kinds.isdisjoint(UNABLE) and below <= PLAIN
+    if summed and (way.startswith("late") or summed.startswith("difference")):
+        fused = None
     if 1 in sizes.values():
         fused = None
     return program, fused, [[sizes[label] for label in labels] for labels in axes.values()]

@@ -135,11 +135,6 @@ def a_bias_within_the_softcap(q, k, v, bias):
     return (2 * torch.tanh(q @ k.mT + bias)).softmax(-1) @ v
 
 
-@look_alike("unsupported option", *HEADS_FIRST)
-def weights_that_are_scaled(q, k, v):
-    return ((q @ k.mT).softmax(-1) * 2) @ v
-
-
 @look_alike("unsupported option", *HEADS_FIRST, Mask((M, N)))
 def weights_that_are_masked(q, k, v, mask):
     return (q @ k.mT).softmax(-1).masked_fill(~mask, 0.0) @ v

@@ -1,0 +1,279 @@
+"""Attention as code of others spells it: language and vision models, graphs, sets, proteins, diffusion."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from attention_spellings import HEADS_FIRST, SQUARE, B, D, E, H, M, Mask, N, spelling
+
+
+def heads_of(x, heads=H):
+    return x.reshape(*x.shape[:-1], heads, -1).transpose(-3, -2)
+
+
+def joined(x):
+    return x.transpose(-3, -2).flatten(-2)
+
+
+# ---- language models
+
+
+@spelling((B, M, 3 * H * D))
+def causal_with_a_buffer_of_ones(x):
+    """As small GPTs have it: a triangle is compared with zero."""
+    q, k, v = map(heads_of, x.split(H * D, dim=2))
+    scores = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(k.size(-1)))
+    bias = torch.tril(torch.ones(M, M)).view(1, 1, M, M)
+    weights = F.softmax(scores.masked_fill(bias[:, :, :M, :M] == 0, float("-inf")), dim=-1)
+    return F.dropout(weights, 0.1, False).matmul(v).transpose(1, 2).contiguous().view(B, M, H * D)
+
+
+@spelling((B, M, H * D), (B, N, H * D), (B, N, H * D), Mask((B, N)))
+def padding_as_an_additive_mask(q, k, v, mask):
+    """As encoders of BERT's kind extend their masks."""
+    extended = (1.0 - mask[:, None, None, :].to(q.dtype)) * torch.finfo(q.dtype).min
+    scores = torch.matmul(heads_of(q), heads_of(k).transpose(-1, -2)) / math.sqrt(D)
+    return joined(torch.matmul(torch.softmax(scores + extended, dim=-1), heads_of(v)))
+
+
+@spelling((B, M, H * D), (B, N, H * D), (B, N, H * D), (H,))
+def heads_that_are_weighed(q, k, v, of_heads):
+    """A mask of heads multiplies the weights."""
+    weights = torch.softmax(heads_of(q) @ heads_of(k).mT / math.sqrt(D), -1)
+    return joined((weights * of_heads.view(1, -1, 1, 1)) @ heads_of(v))
+
+
+@spelling((B, M, 3 * H * D), (32, H))
+def bias_of_buckets(x, table):
+    """Relative positions fall into buckets, as in T5, whose scores aren't scaled."""
+    q, k, v = (heads_of(each) for each in x.chunk(3, -1))
+    places = torch.arange(M)
+    buckets = (places[None] - places[:, None]).clamp(-8, 8) + 8
+    scores = q @ k.transpose(3, 2)
+    scores += table[buckets].permute(2, 0, 1).unsqueeze(0)
+    return F.softmax(scores.float(), dim=-1).type_as(scores) @ v
+
+
+@spelling(*SQUARE, (H,))
+def slopes_of_distances(q, k, v, slopes):
+    """ALiBi, with the mask in the bias."""
+    places = torch.arange(M)
+    distances = -(places[None] - places[:, None]).abs().to(q.dtype)
+    causal = torch.full((M, M), float("-inf")).triu(1)
+    scores = q @ k.mT * D**-0.5 + slopes[:, None, None] * distances + causal
+    return scores.softmax(-1) @ v
+
+
+@spelling(*SQUARE, (H, 2 * M - 1, D))
+def relative_shift(q, k, v, positions):
+    """Positions' scores are moved a row each, as in Transformer-XL."""
+    moved = F.pad(torch.einsum("bhid,hrd->bhir", q, positions), (1, 0)).view(B, H, 2 * M, M)[:, :, 1:].view(B, H, M, -1)
+    scores = (torch.einsum("bhid,bhjd->bhij", q, k) + moved[..., :M]) * D**-0.5
+    return torch.einsum("bhij,bhjd->bhid", scores.softmax(dim=-1), v)
+
+
+@spelling(*SQUARE, (H, D), (H, D))
+def biases_of_queries(q, k, v, content, position):
+    """Each term of the scores has a bias of its own."""
+    scores = torch.einsum("bhid,bhjd->bhij", q + content[:, None], k)
+    return torch.softmax((scores + (q + position[:, None]) @ k.mT.detach().sin()) / math.sqrt(D), -1) @ v
+
+
+@spelling(*SQUARE)
+def rotated_by_halves(q, k, v):
+    angles = torch.arange(M)[:, None] * 10000.0 ** (-torch.arange(0, D, 2) / D)
+    cos, sin = torch.cat([angles, angles], -1).cos(), torch.cat([angles, angles], -1).sin()
+
+    def turned(x):
+        one, other = x.chunk(2, -1)
+        return x * cos + torch.cat([-other, one], -1) * sin
+
+    scores = torch.matmul(turned(q), turned(k).transpose(2, 3)) / math.sqrt(D)
+    scores = scores + torch.triu(torch.full((M, M), -1e9), diagonal=1)
+    return torch.matmul(F.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype), v)
+
+
+@spelling((B, 4, M, D), (B, 2, M, D), (B, 2, M, D))
+def keys_of_several_heads(q, k, v):
+    def repeated(x):
+        return x[:, :, None, :, :].expand(B, 2, 2, M, D).reshape(B, 4, M, D)
+
+    scores = torch.matmul(q, repeated(k).transpose(2, 3)) * D**-0.5
+    scores = torch.tanh(scores / 50.0) * 50.0
+    return torch.matmul(F.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype), repeated(v))
+
+
+@spelling((B, M, H * D), (B, N, D), (B, N, D))
+def one_head_of_keys_for_queries_in_rows(q, k, v):
+    """Queries of all heads are rows of one product."""
+    q = q.view(B, M * H, D)
+    scores = torch.baddbmm(torch.empty(B, M * H, N, dtype=q.dtype), q, k.mT, beta=0, alpha=D**-0.5)
+    return torch.bmm(F.softmax(scores, -1), v).view(B, M, H * D)
+
+
+# ---- vision and diffusion
+
+
+@spelling((B, M, 3 * H * D))
+def projections_of_an_image_model(x):
+    q, k, v = x.reshape(B, M, 3, H, D).permute(2, 0, 3, 1, 4).unbind(0)
+    return ((q * D**-0.5) @ k.transpose(-2, -1)).softmax(dim=-1).matmul(v).transpose(1, 2).reshape(B, M, H * D)
+
+
+@spelling((4 * B, M, 3 * H * D), (H, M, M), (4, M, M))
+def windows_that_are_shifted(x, bias, mask):
+    """The mask of four windows of an image is added to scores of all images."""
+    q, k, v = x.reshape(4 * B, M, 3, H, D).permute(2, 0, 3, 1, 4)
+    scores = (q * D**-0.5) @ k.transpose(-2, -1) + bias.unsqueeze(0)
+    scores = scores.view(B, 4, H, M, M) + mask.unsqueeze(1).unsqueeze(0)
+    weights = scores.view(-1, H, M, M).softmax(-1)
+    return (weights @ v).transpose(1, 2).reshape(4 * B, M, H * D)
+
+
+@spelling((4, M, 3 * H * D), (H, 1, 1))
+def cosines_with_a_bounded_temperature(x, temperature):
+    q, k, v = x.reshape(4, M, 3, H, D).permute(2, 0, 3, 1, 4)
+    scores = F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).transpose(-2, -1)
+    return ((scores * torch.clamp(temperature, max=math.log(100.0)).exp()).softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+
+@spelling((B, H * D, 2, 3), (B, H * D, 2, 3), (B, H * E, 2, 3))
+def pixels_of_channels(q, k, v):
+    """Channels come first, as in a U-Net."""
+    q, k, v = (each.reshape(B * H, -1, 6) for each in (q, k, v))
+    scale = 1 / math.sqrt(math.sqrt(D))
+    weights = torch.softmax(torch.einsum("bct,bcs->bts", q * scale, k * scale).float(), dim=-1).type(q.dtype)
+    return torch.einsum("bts,bcs->bct", weights, v).reshape(B, -1, 2, 3)
+
+
+@spelling((B, 8, 2, 3), (B, 8, 2, 3), (B, 8, 2, 3))
+def pixels_of_one_head(q, k, v):
+    q = q.reshape(B, 8, 6).permute(0, 2, 1)
+    scores = torch.bmm(q, k.reshape(B, 8, 6)) * 8**-0.5
+    weights = F.softmax(scores, dim=2).permute(0, 2, 1)
+    return torch.bmm(v.reshape(B, 8, 6), weights).reshape(B, 8, 2, 3)
+
+
+@spelling((B, M, H * D), (B, N, H * D), (B, N, H * D))
+def heads_in_the_batch(q, k, v):
+    """Text and an image meet by ``baddbmm`` of nothing."""
+    q, k, v = (each.reshape(B, -1, H, D).permute(0, 2, 1, 3).reshape(B * H, -1, D) for each in (q, k, v))
+    nothing = torch.empty(B * H, M, N, dtype=q.dtype, device=q.device)
+    scores = torch.baddbmm(nothing, q, k.transpose(-1, -2), beta=0, alpha=D**-0.5)
+    weights = scores.softmax(dim=-1).to(v.dtype)
+    return torch.bmm(weights, v).reshape(B, H, M, D).permute(0, 2, 1, 3).reshape(B, M, H * D)
+
+
+@spelling((B, H, M, D), (B, H, M, D), (B, H, M, D))
+def channels_that_attend(q, k, v):
+    """Features are what is attended to, and the positions are summed over."""
+    q, k, v = q.transpose(-2, -1), k.transpose(-2, -1), v.transpose(-2, -1)
+    weights = (F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).transpose(-2, -1)).softmax(dim=-1)
+    return (weights @ v).permute(0, 3, 1, 2).reshape(B, M, H * D)
+
+
+@spelling((B, H, 1, D), *HEADS_FIRST[1:])
+def one_class_token(q, k, v):
+    return ((q * D**-0.5) @ k.transpose(-2, -1)).softmax(dim=-1).matmul(v).transpose(1, 2).reshape(B, 1, H * E)
+
+
+# ---- sets and latents
+
+
+@spelling((M, H * D), (B, N, H * D), (B, N, H * D))
+def latents_that_are_learned(latents, k, v):
+    """A few queries are learned, and repeated for each input."""
+    q = latents.unsqueeze(0).repeat(B, 1, 1)
+    q, k, v = (each.reshape(B, -1, H, D).permute(0, 2, 1, 3).reshape(B * H, -1, D) for each in (q, k, v))
+    weights = torch.einsum("bid,bjd->bij", q, k).mul(D**-0.5).softmax(dim=-1)
+    return torch.einsum("bij,bjd->bid", weights, v).reshape(B, H, M, D).transpose(1, 2).reshape(B, M, H * D)
+
+
+@spelling((B, M, H * D), (B, N, H * D), (B, N, H * D))
+def heads_that_are_split_and_joined(q, k, v):
+    """Sets: parts of the features are joined along the batch, and the queries are added."""
+    q, k, v = (torch.cat(each.split(D, 2), 0) for each in (q, k, v))
+    weights = torch.softmax(q.bmm(k.transpose(1, 2)) / math.sqrt(H * D), 2)
+    return torch.cat((q + weights.bmm(v)).split(B, 0), 2)
+
+
+@spelling((B, M, H, D), (B, N, H, D), (B, N, H, D), Mask((B, N)))
+def masked_by_the_least_number(q, k, v, mask):
+    scores = torch.einsum("b i h d, b j h d -> b h i j", q, k) * D**-0.5
+    scores = scores.masked_fill(~mask.reshape(B, 1, 1, N), -torch.finfo(scores.dtype).max)
+    scores = scores - scores.amax(dim=-1, keepdim=True).detach()
+    return torch.einsum("b h i j, b j h d -> b i h d", scores.softmax(dim=-1), v)
+
+
+# ---- graphs
+
+
+@spelling((M, B, H * D), (M, B, H * D), (M, B, H * D), (B, H, M, M), Mask((B, M)))
+def graph_with_a_bias_of_paths(q, k, v, bias, shown):
+    """Nodes first, all heads in one axis, the bias as another view."""
+    q, k, v = (each.contiguous().view(M, B * H, D).transpose(0, 1) for each in (q * D**-0.5, k, v))
+    scores = torch.bmm(q, k.transpose(1, 2))
+    scores = scores + bias.view(B * H, M, M)
+    scores = scores.view(B, H, M, M).masked_fill(~shown[:, None, None], float("-inf")).view(B * H, M, M)
+    weights = F.softmax(scores.float(), dim=-1).type_as(scores)
+    return torch.bmm(weights, v).transpose(0, 1).contiguous().view(M, B, H * D)
+
+
+@spelling((B, M, H, D), (B, M, H, D), (B, M, H, D), (B, M, M, H), Mask((B, M, M)))
+def edges_of_a_graph(q, k, v, edges, adjacent):
+    """Scores have the heads last."""
+    scores = torch.einsum("bihd,bjhd->bijh", q, k) / D**0.5 + edges
+    scores = scores.masked_fill(~adjacent.unsqueeze(-1), -1e9)
+    return torch.einsum("bijh,bjhd->bihd", scores.softmax(dim=2), v)
+
+
+@spelling(*SQUARE, Mask((B, 1, 1, M)))
+def queries_of_padding_give_zeros(q, k, v, mask):
+    """Rows of padding are set to zero after the softmax."""
+    scores = (q @ k.mT).masked_fill(~mask, float("-inf"))
+    weights = scores.softmax(-1).masked_fill(~mask.mT, 0.0)
+    return weights @ v
+
+
+# ---- proteins
+
+
+@spelling((B, 4, M, H, D), (B, 4, M, H, D), (B, 4, M, H, D), Mask((B, 4, M)), (B, M, M, H), (B, 4, M, H, D))
+def gated_rows_with_a_bias_of_pairs(q, k, v, mask, pairs, gate):
+    """Rows of an alignment share a bias, as in an Evoformer."""
+    bias = (mask.to(q.dtype) - 1)[:, :, None, None, :] * 1e9
+    scores = torch.einsum("...qhd,...khd->...hqk", q * D**-0.5, k) + bias
+    scores = scores + pairs.permute(0, 3, 1, 2).unsqueeze(1)
+    found = torch.einsum("...hqk,...khd->...qhd", scores.softmax(-1), v)
+    return (torch.sigmoid(gate) * found).flatten(-2)
+
+
+@spelling((B, M, M, H, D), (B, M, M, H, D), (B, M, M, H, D), (B, M, M, H))
+def triangles_around_a_node(q, k, v, pairs):
+    """Edges that begin at one node attend to each other, biased by the third edge."""
+    scores = torch.einsum("bijhd,bikhd->bhijk", q, k) * D**-0.5 + torch.einsum("bjkh->bhjk", pairs)[:, :, None]
+    return torch.einsum("bhijk,bikhd->bijhd", scores.softmax(-1), v)
+
+
+@spelling((4, M, B, H, D), (4, M, B, H, D), (4, M, B, H, D))
+def columns_of_an_alignment(q, k, v):
+    """Rows attend to each other in each column."""
+    scores = torch.einsum("icnhd,jcnhd->hcnij", q * D**-0.5, k)
+    return torch.einsum("hcnij,jcnhd->icnhd", scores.softmax(-1), v)
+
+
+@spelling((2, M, B, H, D), (2, M, B, H, D), (2, M, B, H, D))
+def rows_that_share_their_weights(q, k, v):
+    """Scores are summed over the rows of an alignment."""
+    scores = torch.einsum("rinhd,rjnhd->hnij", q * (D**-0.5 / math.sqrt(2)), k)
+    return torch.einsum("hnij,rjnhd->rinhd", scores.softmax(-1), v)
+
+
+@spelling((B, 2, M, H, D), (B, 2, N, H, D), (B, N, H, E))
+def scores_of_two_axes_of_features(q, k, v):
+    return torch.einsum("bhij,bjhe->bihe", torch.einsum("brihd,brjhd->bhij", q, k).softmax(-1), v)
+
+
+@spelling((B, H, M, D), (B, H, N, D), (B, H, N, 3, 2))
+def values_that_are_points(q, k, v):
+    return torch.einsum("bhij,bhjcp->bihcp", (q @ k.mT).softmax(-1), v)
