@@ -42,10 +42,24 @@ def call_attention(
         causal, window, alignment, return_lse: as in :func:`einops_fast.attention`.
         numbers: scale, softcap and the probability that a weight is dropped.
         empty: what rows without a key hold: ``'nan'``, ``'mean'`` of all values, or ``''`` where there is none.
-        drowned: whether to take the mean of all values by itself in rows whose scores one large negative bias rounds
-            away. Gradients made of weights ``exp(score - lse)`` would be wrong: so is ``lse`` rounded.
+        drowned: whether to leave the scores out, and what all keys share of the bias, in rows whose scores large
+            negative biases round away. Gradients made of weights ``exp(score - lse)`` would be wrong: so is ``lse``
+            rounded.
         dtype: of the result.
     """
+    terms, _, output = pattern.partition(" -> ")
+    of_q, of_k, of_v = [term.split() for term in terms.split(", ")]
+    order, keys = output.split(), sequence[1]
+    if drowned:
+        of_bias = axes[1].split()
+        own = [axis for axis in of_bias if axis != keys]
+        highest = bias.detach().amax(of_bias.index(keys), keepdim=True)
+        alone = (highest <= ABSORBS) & (highest > -torch.inf)
+        bias = torch.where(alone, bias.detach() - highest, bias)
+        shared, alone = [each.squeeze(of_bias.index(keys)) for each in (highest, alone)]
+        of_q = [axis for axis in own if axis not in of_q] + of_q
+        q = torch.where(_spread(alone, own, of_q), 0.0, q)
+        pattern = ", ".join([" ".join(of_q), *terms.split(", ")[1:]]) + f" -> {output}"
     scale, softcap, dropout_p = numbers
     options = Options(causal, alignment, window, softcap, scale, dropout_p, bool(empty) or return_lse)
     more = {name: None if array is None else (letters, array) for name, letters, array in
@@ -56,30 +70,26 @@ def call_attention(
     lse: Any = None
     if options.return_lse:
         result, lse = result
-    terms, _, output = pattern.partition(" -> ")
-    of_q, of_k, of_v = [term.split() for term in terms.split(", ")]
-    order = output.split()
+    # The axis of features is the one that only the values and the result have.
+    features = next(axis for axis in reversed(of_v) if axis not in of_q and axis not in of_k)
     if empty:
-        # The axis of features is the one that only the values and the result have.
-        features = next(axis for axis in reversed(of_v) if axis not in of_q and axis not in of_k)
         nobody = torch.isneginf(lse).unsqueeze(order.index(features))
-        result = result.masked_fill(nobody, torch.nan) if empty == "nan" else result
-    if drowned or empty == "mean":
-        mean = _without(sequence[1], v.mean(of_v.index(sequence[1])), of_v, order).to(result.dtype)
-        result = torch.where(nobody, mean, result) if empty == "mean" else result
-    if drowned:
-        lowest, highest = bias.detach().aminmax(dim=axes[1].split().index(sequence[1]))
-        alike = (lowest == highest) & (highest <= ABSORBS) & (lowest > -torch.inf)
-        result = torch.where(_without(sequence[1], alike, axes[1].split(), order), mean, result)
+        instead: Any = torch.nan
+        if empty == "mean":
+            left = [axis for axis in of_v if axis != keys]
+            instead = _spread(v.mean(of_v.index(keys)), left, order).to(result.dtype)
+        result = torch.where(nobody, instead, result)
+    if drowned and return_lse:
+        rows = [axis for axis in order if axis != features]
+        lse = lse + _spread(torch.where(alone, shared, 0.0), own, rows)
     return (result.to(dtype), lse) if return_lse else result.to(dtype)
 
 
-def _without(removed: str, tensor: Any, axes: list[str], order: list[str]) -> Any:
-    """Return a tensor of these axes but one that was removed, as it is broadcast to a result in another order."""
-    left = [axis for axis in axes if axis != removed]
-    tensor = tensor.permute([left.index(axis) for axis in order if axis in left])
+def _spread(tensor: Any, axes: list[str], order: list[str]) -> Any:
+    """Return a tensor of these axes as it is broadcast to one of others, in another order."""
+    tensor = tensor.permute([axes.index(axis) for axis in order if axis in axes])
     for at, axis in enumerate(order):
-        if axis not in left:
+        if axis not in axes:
             tensor = tensor.unsqueeze(at)
     return tensor
 

@@ -168,6 +168,56 @@ def test_gradients_of_values_in_rows_that_numbers_of_a_tensor_hide(
     torch.testing.assert_close(own, torch.autograd.grad((program(q, k, v, bias) * weights).sum(), v)[0])
 
 
+LEAST = torch.finfo(torch.float32).min
+
+
+def hidden_twice(q: Any, k: Any, v: Any, padding: Any, causal: Any) -> Any:
+    return (q @ k.mT + causal + padding).softmax(-1) @ v
+
+
+def hidden_by_infinity(q: Any, k: Any, v: Any, padding: Any, causal: Any) -> Any:
+    scores = q @ k.mT + padding.expand(2, 1, 6, 6)
+    return scores.masked_fill(~torch.ones(6, 6, dtype=torch.bool).tril(), float("-inf")).softmax(-1) @ v
+
+
+def hidden_by_the_same(q: Any, k: Any, v: Any, padding: Any, causal: Any) -> Any:  # as GPT-Neo does
+    scores = torch.where(torch.ones(6, 6, dtype=torch.bool).tril(), q @ k.mT, LEAST)
+    return (scores + torch.minimum(padding, causal)).softmax(-1) @ v
+
+
+def hidden_for_shared_queries(q: Any, k: Any, v: Any, padding: Any, causal: Any) -> Any:
+    return (torch.matmul(q[0].expand(2, 3, 6, 4), k.mT) + causal + padding).softmax(-1) @ v
+
+
+def hidden_with_logarithms(q: Any, k: Any, v: Any, padding: Any, causal: Any) -> Any:
+    scores = q @ k.mT + (causal + padding)
+    return torch.cat([scores.softmax(-1) @ v, scores.logsumexp(-1, keepdim=True) / LEAST], -1)
+
+
+@pytest.mark.parametrize("most", [1, 6])
+@pytest.mark.parametrize("least", [-1e9, LEAST])
+@pytest.mark.parametrize(
+    "program",
+    [hidden_twice, hidden_by_infinity, hidden_by_the_same, hidden_for_shared_queries, hidden_with_logarithms],
+)
+def test_rows_whose_keys_are_hidden_for_several_reasons(program: Any, least: float, most: int) -> None:
+    """As in sequences that are padded at their beginning: the keys that are hidden the least share the weight."""
+    q, k, v = random_operands(*[(2, 3, 6, 4)] * 3)
+    padding = torch.zeros(2, 1, 1, 6)
+    padding[1, ..., :most] = least
+    padding.requires_grad_(program is hidden_with_logarithms)
+    causal = torch.full((6, 6), least).triu(1)
+    torch._dynamo.reset()
+    with fusions() as log:
+        found = einops_fast.compile(program, then="eager")(q, k, v, padding, causal)
+    assert len(log.fused) == 1, str(log)
+    expected = program(q, k, v, padding, causal)
+    torch.testing.assert_close(found, expected)
+    weights = torch.linspace(-1, 2, found.numel()).view(found.shape)
+    (own,) = torch.autograd.grad((found * weights).sum(), v)
+    torch.testing.assert_close(own, torch.autograd.grad((expected * weights).sum(), v)[0])
+
+
 def test_rows_of_biases_are_looked_at_where_gradients_are_made() -> None:
     graphs = Graphs()
 

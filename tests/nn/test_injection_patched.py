@@ -94,6 +94,19 @@ def test_functions_that_programs_replace(
     close(results(model), native, torch.float32)
 
 
+@pytest.mark.parametrize("kind", [torch.nn.LayerNorm, torch.nn.Dropout, torch.nn.Linear])
+def test_calls_of_one_class_that_programs_replace(kind: Any) -> None:
+    model = build("bert", "sdpa", torch.float32)
+    native = results(model)
+    nn.optimize(model)
+    with mock.patch.object(kind, "__call__", other(kind.__call__)):
+        found = results(model)
+        nn.restore(model)
+        expected = results(model)
+    close(found, expected, torch.float32)
+    assert not torch.equal(native[1], expected[1])
+
+
 def test_functions_replaced_after_compilation() -> None:
     model = build("llama", "sdpa", torch.float32, num_hidden_layers=1)
     nn.optimize(model)

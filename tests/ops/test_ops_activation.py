@@ -1,5 +1,6 @@
 """dropout_bias_activation, bias_gelu and linear: kernels and torch's functions."""
 
+import weakref
 from typing import Any
 
 import pytest
@@ -42,12 +43,41 @@ def test_float32_is_as_exact_as_torch(activation: str) -> None:
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_nan_and_infinity_as_torch(activation: str) -> None:
     x = torch.tensor([[torch.nan, torch.inf, -torch.inf, 0.0, -0.0, 2.0, -2.0]], device=DEVICE)
+    ours, native = leaf(x.clone()), leaf(x.clone())
     with kernels():
-        found = ops.dropout_bias_activation(x, None, activation)
-    expected = activation_by_torch(x, None, activation)
+        found = ops.dropout_bias_activation(ours, None, activation)
+        found.sum().backward()
+    expected = activation_by_torch(native, None, activation)
+    expected.sum().backward()
+    if activation != "smelu":  # of which torch.where makes NaN
+        torch.testing.assert_close(ours.grad, native.grad, equal_nan=True)
     if activation == "gelu":
+        expected = expected.detach()
         expected[0, 1] = torch.inf  # on some CPUs it is NaN
-    torch.testing.assert_close(found, expected, equal_nan=True)
+    torch.testing.assert_close(found.detach(), expected.detach(), equal_nan=True)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("p", [0.0, 0.5])
+def test_what_no_gradient_is_made_of_is_not_kept(p: float, compiled: bool) -> None:
+    """Without an activation, the gradient is that of the result: torch's dropout keeps no input, either."""
+    given, bias = leaf(randn(6, 20)), leaf(randn(20))
+
+    def program(x: Any, bias: Any) -> Any:
+        return ops.dropout_bias_activation(x, bias, "none", p)
+
+    torch._dynamo.reset()
+    function = torch.compile(program, backend="aot_eager") if compiled else program
+    with kernels():
+        x = given * 1
+        result = function(x, bias)
+        memory = weakref.ref(x)
+        del x
+        assert memory() is None, "the input is kept"
+        result.sum().backward()
+    kept = (result != 0).double() / (1 - p)
+    assert_near(given.grad, kept)
+    assert_near(bias.grad, kept.sum(0))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

@@ -106,11 +106,12 @@ def _gradient_layouts(
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     x, bias, seed, ctx.activation, ctx.drop = inputs
-    ctx.save_for_backward(x, bias, seed)
+    ctx.save_for_backward(None if ctx.activation == "none" else x, bias, seed)
 
 
 def _backward(ctx: Any, d_out: Any) -> tuple[Any, ...]:
     x, bias, seed = ctx.saved_tensors
+    x = d_out if x is None else x  # only its layout matters
     of_x, of_bias, *_ = ctx.needs_input_grad
     if not torch.is_grad_enabled():
         dx, d_bias = activation_gradients(x, bias, seed, d_out, ctx.activation, ctx.drop, of_bias)

@@ -62,7 +62,7 @@ def observed(module: nn.Module) -> bool:
         or module._backward_pre_hooks
         or "forward" in module.__dict__
         or any(_GLOBAL_HOOKS)
-        or (not torch.compiler.is_compiling() and nn.Module.__call__ is not nn.Module._wrapped_call_impl)
+        or (not torch.compiler.is_compiling() and type(module).__call__ is not nn.Module._wrapped_call_impl)
     )
 
 

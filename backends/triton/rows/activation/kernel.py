@@ -176,11 +176,11 @@ def activated_tile(x, f: tl.constexpr):
 def _slope(x, f: tl.constexpr):
     """The derivative."""
     kind: tl.constexpr = field(f, "kind")
-    found = x * 0.0 + 1.0
+    found = tl.full(x.shape, 1.0, x.dtype)
     if kind == "relu":
         found = tl.where(x <= 0, 0.0, found)
     elif kind == "leaky_relu":
-        found = tl.where(x <= 0, found / 100, found)
+        found = tl.where(x > 0, found, 0.01)
     elif kind == "gelu":
         if field(f, "digits") < 24:
             tail, _ = _tail(x, f)
@@ -259,7 +259,8 @@ def activation_gradient_kernel(
         if field(f, "dropout"):
             place = row_place(row, sizes, strides.place, f)
             back = dropped_tile(back, kept_tile(place, start, strides.place, seed, drop, f, block), drop, f)
-        back *= _slope(_inputs(x, bias, b, row, column, exists, sizes, strides, f), f)
+        if field(f, "kind") != "none":
+            back *= _slope(_inputs(x, bias, b, row, column, exists, sizes, strides, f), f)
         store_tile(dx, back, row_place(row, sizes, strides.out, f), column, strides.out, exists, f)
         total += tl.where(exists, back, 0.0)
     if part_bias is not None:
