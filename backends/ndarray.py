@@ -64,6 +64,8 @@ class NdarrayBackend(Backend):
         super().check_out(result, out, casting)
         if not self.xp.can_cast(result.dtype, out.dtype, casting):
             raise OperandError(f"casting={casting!r} doesn't convert {result.dtype} to out's {out.dtype}")
+        if not getattr(out.flags, "writeable", True):
+            raise OperandError("out is read-only: give an array that can be written to, as out.copy() is")
 
     def finish(self, result: Any, out: Any, order: str, casting: str) -> Any:
         if out is not None:

@@ -72,6 +72,8 @@ def read_call(operands: Sequence[Any]) -> Call:
         if not arrays:
             raise SubscriptsError(f"equation {operands[0]!r} has no operands")
         return Call(arrays, operands[0])
+    if isinstance(operands[0], bytes):  # NumPy takes these, too
+        return read_call((operands[0].decode("latin1"), *operands[1:]))
     count = len(operands) // 2
     lists = []
     for position, term in enumerate([*operands[1 : 2 * count : 2], *operands[2 * count :]]):

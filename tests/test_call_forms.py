@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from einops_fast import contract_expression, fast_einsum, patched
+from einops_fast import EinsumError, OperandError, contract_expression, fast_einsum, patched
 
 A, B = np.arange(9.0).reshape(3, 3), np.ones((3, 3))
 
@@ -80,3 +80,23 @@ def test_orders_of_results(equation: str, order: Any, operands: Any) -> None:
     wanted = np.einsum(equation, a, b, order=order).strides
     assert fast_einsum(equation, a, b, order=order).strides == wanted
     assert contract_expression(equation, a.shape, b.shape, order=order)(a, b).strides == wanted
+
+
+def test_equations_of_bytes() -> None:
+    first, second = np.arange(6.0).reshape(2, 3), np.arange(12.0).reshape(3, 4)
+    expected = first @ second
+    for operands in ((first, second), ([first, second],)):
+        assert np.array_equal(fast_einsum(b"ij,jk->ik", *operands), expected)
+    assert np.array_equal(contract_expression(b"ij,jk->ik", (2, 3), (3, 4))(first, second), expected)
+    with pytest.raises(EinsumError, match="no operands"):
+        fast_einsum(b"ij->i")
+
+
+@pytest.mark.parametrize("equation", ["ij,jk->ik", "ij->ji", "ij,jk,kl->il", "ij,ij->ij"])
+def test_an_out_that_is_read_only(equation: str) -> None:
+    array, out = np.ones((40, 40)), np.zeros((40, 40))
+    out.flags.writeable = False
+    for _ in range(3):
+        with pytest.raises(OperandError, match="out is read-only"):
+            fast_einsum(equation, *[array] * (equation.count(",") + 1), out=out)
+    assert not out.any()
