@@ -131,8 +131,9 @@ class Cpu(Sdpa):
         run = self._native(spec)
         return partial(run, **options) if options else run
 
-    def _by_axes_alone(self, spec: AttentionSpec, axes: FourAxes) -> bool:
-        return not spec.causal and self.plain(spec, axes) is native
+    def _by_axes_alone(self, spec: AttentionSpec) -> bool:
+        by_position = not spec.causal or spec.alignment == "top_left"
+        return by_position and spec.head_dim == spec.v_head_dim and not _is_empty(spec)
 
     def _native(self, spec: AttentionSpec) -> Callable[..., Any]:
         fused = not spec.bias_gradient and not spec.dropout_p and not _is_empty(spec)
