@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 
@@ -23,7 +24,7 @@ from einops_fast.observing import observers
 from einops_fast.observing.calls import tell
 from einops_fast.runtime import tracing
 from einops_fast.runtime.autocast import autocasts
-from einops_fast.runtime.new_shapes import AtOnce, by_question, came_with
+from einops_fast.runtime.new_shapes import by_question, came_with
 from einops_fast.runtime.plan_cache import emptied_with_plans, has_room, keep, recall, remember_alike
 from einops_fast.runtime.tracing import is_sharded, is_tracing, outside_of_graphs
 from einops_fast.runtime.tuning import current_mode, unchecked_mode
@@ -239,35 +240,15 @@ def attend(request: Request, arrays: dict[str, Any], words: Hashable = None) -> 
         if words is not None:
             remember_alike(words, like, prepared.run, given)
             options = request.options
-            # A scale holds for one width; for other lengths, another implementation may be chosen later.
-            if prepared.length_axis is not None and options.scale is None and not options.deterministic:
-                came_with(words).notice(given, _of_any_length(prepared.run, prepared.length_axis, q))
+            if prepared.of_any_length is not None and not options.deterministic:
+                # A scale holds for one width.
+                came_with(words).notice(given, partial(prepared.of_any_length, options.scale is not None))
     return result
 
 
 def _tell(request: Request, backend: Backend, arrays: Mapping[str, Any]) -> None:
     options = {**request._asdict(), "options": request.options._asdict(), "names": [*arrays]}
     tell("attention", options.pop("pattern"), backend, [*arrays.values()], options)
-
-
-def _of_any_length(run: Callable[..., Any], length_axis: int, like: Any) -> AtOnce:
-    """Return what gives ``run`` to q, k and v of any lengths, on a CPU and without gradients."""
-    kind, dtype = type(like), like.dtype
-    first, second, third = [at for at in range(4) if at != length_axis]
-
-    def at_once(operands: Sequence[Any]) -> Callable[..., Any] | None:
-        q, k, v = operands
-        for each in operands:
-            if type(each) is not kind or each.dtype is not dtype or each.requires_grad or not each.is_cpu:
-                return None
-        shape, other = q.shape, k.shape
-        if len(shape) != len(other) or len(shape) != 4 or 0 in shape or 0 in other or other != v.shape:
-            return None
-        # Written out: to slice shapes takes several microseconds.
-        same = shape[first] == other[first] and shape[second] == other[second] and shape[third] == other[third]
-        return run if same else None
-
-    return at_once
 
 
 def _deterministic(request: Request) -> Request:

@@ -77,7 +77,7 @@ def scaled_dot_product_attention(
         and not tracing.is_followed() and not torch_state.is_strict()
     ):  # fmt: skip
         words = (
-            _NAME, dropout_p, causal, scale, enable_gqa, attn_mask is None,
+            _NAME, dropout_p, causal, scale, enable_gqa, attn_mask is None or getattr(attn_mask, "dtype", False),
             unchecked_names(), unchecked_mode(), registry.generation,
         )  # fmt: skip
         arrays = (query, key, value) if attn_mask is None else (query, key, value, attn_mask)

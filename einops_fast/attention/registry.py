@@ -26,7 +26,8 @@ class Prepared(NamedTuple):
     """What makes the caller's result in calls of one kind."""
 
     run: Callable[..., Any]  # takes the arrays as they are given, one by one
-    length_axis: int | None = None  # the axis of positions, where `run` holds for q, k and v of all other sizes, too
+    # Returns what computes arrays of other sizes alike, or `None`; it is told whether it is to hold for one head_dim.
+    of_any_length: Callable[[bool, Sequence[Any]], Callable[..., Any] | None] | None = None
 
 
 class Implementation(ABC):

@@ -67,10 +67,14 @@ class NewShapes:
     def notice(self, operands: Sequence[Any], at_once: AtOnce | None) -> bool:
         """Return whether operands have new shapes, and ask ``at_once`` about further ones from the second shape on."""
         kind = type(operands[0])
-        seen = self._seen.setdefault(kind, {})
+        seen, known = self._seen.setdefault(kind, {}), self.changing.get(kind)
+        unknown = known is None or known[0](operands) is None
+        holds = unknown and at_once is not None and at_once(operands) is not None
+        if holds and known is not None:  # shapes that came with operands of another kind, as without gradients
+            seen = self._seen[kind] = {}
         if not self._is_new(operands, seen):
             return False
-        if len(seen) > 1 and at_once is not None and kind not in self.changing and at_once(operands) is not None:
+        if at_once is not None and holds and (known is not None or len(seen) > 1):
             self.changing[kind] = at_once, seen
         return True
 

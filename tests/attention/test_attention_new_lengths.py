@@ -7,6 +7,7 @@ import torch
 
 from einops_fast import attention, scaled_dot_product_attention
 from einops_fast.attention import attend
+from einops_fast.errors import EinsumError
 from einops_fast.runtime.plan_cache import clear_plans
 
 
@@ -100,3 +101,82 @@ def test_a_call_that_comes_back_is_not_read_again(monkeypatch: pytest.MonkeyPatc
             torch.testing.assert_close(attention(q, k, v, layout="bhsd"), wanted[0])
         wide = attention(q.float(), k, v, layout="bhsd") if autocast else q
         assert wide.dtype == torch.bfloat16
+
+
+def _mask(q_len: int, kv_len: int, *lead: int) -> torch.Tensor:
+    return torch.rand(*lead, q_len, kv_len) > 0.3
+
+
+KINDS: dict[str, tuple[Any, dict[str, Any], int]] = {
+    "causal": (None, {"is_causal": True}, 4),
+    "mask": (_mask, {}, 4),
+    "mask of sequences": (lambda q_len, kv_len: _mask(1, kv_len, 2, 1), {}, 4),
+    "bias": (torch.randn, {}, 4),
+    "bias of heads": (lambda q_len, kv_len: torch.randn(2, 4, q_len, kv_len), {"scale": 0.3}, 4),
+    "bias with a gradient": (lambda *sizes: torch.randn(sizes).requires_grad_(), {}, 4),
+    "shared heads": (None, {"enable_gqa": True}, 2),
+    "shared heads, causal": (None, {"enable_gqa": True, "is_causal": True, "scale": 0.5}, 2),
+}
+
+
+def _call(call: Any, kind: str, lengths: tuple[int, int], gradients: bool, dtype: Any, mt: bool) -> list[Any]:
+    torch.manual_seed(lengths[0])
+    make, options, kv_heads = KINDS[kind]
+    q, k, v = (
+        torch.randn(2, size, heads, 8).to(dtype).transpose(1, 2) if mt else torch.randn(2, heads, size, 8).to(dtype)
+        for size, heads in zip((lengths[0], lengths[1], lengths[1]), (4, kv_heads, kv_heads), strict=True)
+    )
+    leaves = [q, k, v]
+    if make is not None:
+        mask = make(*lengths)
+        options = {**options, "attn_mask": mask if mask.dtype == torch.bool else mask.detach().to(dtype)}
+        if mask.requires_grad:
+            leaves.append(options["attn_mask"])
+    if not gradients:
+        return [call(q, k, v, **options)]
+    result = call(*[each.requires_grad_() for each in leaves][:3], **options)
+    first = torch.autograd.grad(result.square().sum(), leaves, create_graph=True)
+    return [result, *first, *torch.autograd.grad(first[0].square().sum(), leaves[:2])]
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_calls_of_other_kinds_are_not_planned_for_each_length(kind: str, transposed: bool) -> None:
+    """Also where gradients are asked for, before or after the same lengths came without them."""
+    native, ours = torch.nn.functional.scaled_dot_product_attention, scaled_dot_product_attention
+    lengths = [(5, 7), (6, 6), (9, 3), (2, 4), (7, 5), (8, 9)]
+    for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-4)):
+        for gradients in (False, True, False):
+            before = len(attend._calls)
+            for pair in lengths if gradients else [(q_len + 10, kv_len) for q_len, kv_len in lengths]:
+                found = _call(ours, kind, pair, gradients, dtype, transposed)
+                wide = _call(reference if gradients else native, kind, pair, gradients, dtype, transposed)
+                torch.testing.assert_close(found, wide, rtol=tolerance, atol=tolerance)
+            assert len(attend._calls) - before <= 2
+
+
+def reference(*operands: Any, **options: Any) -> Any:
+    """torch's function in a form that can be differentiated twice."""
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        return torch.nn.functional.scaled_dot_product_attention(*operands, **options)
+
+
+def test_masks_with_other_axes_of_one_element_are_not_taken_for_those_that_came() -> None:
+    for lengths in ((4, 5), (3, 6), (7, 2)):
+        q, k = torch.randn(2, 4, lengths[0], 8), torch.randn(2, 4, lengths[1], 8)
+        scaled_dot_product_attention(q, k, k, torch.randn(*lengths))
+    for shape in ((9,), (4, 1, 9), (2, 1, 1, 9), (1, 9), (4, 1), (3, 4, 9)):
+        q, k = torch.randn(2, 4, 4, 8), torch.randn(2, 4, 9, 8)
+        mask = torch.randn(shape)
+        if shape[0] == 3:
+            with pytest.raises(EinsumError, match="bias"):
+                scaled_dot_product_attention(q, k, k, mask)
+            continue
+        expected = torch.nn.functional.scaled_dot_product_attention(q, k, k, mask.expand(2, 4, 4, 9))
+        torch.testing.assert_close(scaled_dot_product_attention(q, k, k, mask), expected)
+    q = torch.randn(2, 4, 4, 8)  # as many heads as queries
+    for kv_len in (5, 6, 7):
+        k, heads = torch.randn(2, 4, kv_len, 8), torch.randn(4, kv_len)
+        found = attention("b h i d, b h j d, b h j e -> b h i e", q, k, k, bias=("h j", heads))
+        expected = torch.nn.functional.scaled_dot_product_attention(q, k, k, heads[:, None].expand(4, 4, kv_len))
+        torch.testing.assert_close(found, expected)

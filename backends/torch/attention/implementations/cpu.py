@@ -19,6 +19,7 @@ from einops_fast.backends.torch.attention.implementations.cpu_gradients import (
     attention_with_log,
     differentiable_twice,
     even_features,
+    in_float32,
     native,
     with_wide_gradients,
 )
@@ -47,6 +48,12 @@ def _with_added_mask(run: Callable[..., Any], q: Any, k: Any, v: Any, mask: Any,
 
 def _is_empty(spec: AttentionSpec) -> bool:
     return 0 in (*spec.batch, spec.q_len, spec.kv_len, spec.head_dim, spec.v_head_dim)
+
+
+def _has_four_axes(spec: AttentionSpec) -> bool:
+    """Return whether torch has q in four axes, too: of others in low precision, it makes all scores in float32."""
+    shared = spec.k_batch[-1:] == (1,) != spec.batch[-1:]
+    return len(spec.batch) in ((2, 3) if shared else (2,))
 
 
 def _evens_out(spec: AttentionSpec) -> bool:
@@ -131,8 +138,9 @@ class Cpu(Sdpa):
         run = self._native(spec)
         return partial(run, **options) if options else run
 
-    def _by_axes_alone(self, spec: AttentionSpec, axes: FourAxes) -> bool:
-        return not spec.causal and self.plain(spec, axes) is native
+    def _by_axes_alone(self, spec: AttentionSpec) -> bool:
+        by_position = not spec.causal or spec.alignment == "top_left"
+        return by_position and spec.head_dim == spec.v_head_dim and not _is_empty(spec)
 
     def _native(self, spec: AttentionSpec) -> Callable[..., Any]:
         fused = not spec.bias_gradient and not spec.dropout_p and not _is_empty(spec)
@@ -142,6 +150,8 @@ class Cpu(Sdpa):
         if spec.gradients and not is_tracing():
             low = spec.dtype in ("float16", "bfloat16") and fused and (even or evened)
             run = with_wide_gradients if TRIED and low else differentiable_twice
+            if low and not _has_four_axes(spec):
+                run = in_float32
         if not (self._is_plain(spec) or spec.bias or spec.alibi or is_tracing()):
             run = partial(_with_added_mask, run)
         return partial(_with_even_features, run) if evened else run

@@ -98,6 +98,13 @@ def with_wide_gradients(
     return attention_with_log(q, k, v, mask, is_causal, q.shape[-1] ** -0.5 if scale is None else scale)[0]
 
 
+def in_float32(q: Any, k: Any, v: Any, mask: Any = None, *others: Any, **options: Any) -> Any:
+    """Call torch's function on tensors in low precision as on float32: gradients go by a result with all its digits."""
+    if mask is not None and mask.dtype != torch.bool:
+        mask = mask.float()
+    return differentiable_twice(q.float(), k.float(), v.float(), mask, *others, **options).to(q.dtype)
+
+
 def _is_wide(q: Any, k: Any) -> bool:
     """Return whether gradients are computed in float32, where the operator's own in low precision take longer."""
     if q.shape[:-1].numel() * k.shape[-2] < _LEAST.get(q.dtype, 0):

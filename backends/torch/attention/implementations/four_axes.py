@@ -15,6 +15,7 @@ import torch
 from einops_fast.attention.axes import View
 from einops_fast.attention.registry import Implementation, Prepared
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
+from einops_fast.backends.torch.attention.implementations.any_length import of_any_length
 from einops_fast.backends.torch.attention.implementations.devices import capability
 from einops_fast.backends.torch.types import PLAIN
 from einops_fast.errors import OperandError
@@ -248,21 +249,29 @@ class OnFourAxes(Implementation):
             return Prepared(
                 lambda *arrays: result(run(*[view(array) for view, array in zip(seen, arrays, strict=True)]))
             )
-        return Prepared(_on_the_way(run, found), self._length_axis(spec, axes, arrays, found))
+        call, order = _on_the_way(run, found), self._order(spec, arrays, seen, found)
+        return Prepared(call, None if order is None else of_any_length(call, order, spec, arrays))
 
-    def _length_axis(
-        self, spec: AttentionSpec, axes: FourAxes, arrays: Sequence[Any], ways: Sequence[_Way]
-    ) -> int | None:
-        """Return the axis of positions, if arrays of all other sizes go the same ways."""
-        if len(arrays) != 3 or ways[0].change is not None or [*ways[:3]] != [ways[0]] * 3:
+    def _order(
+        self, spec: AttentionSpec, arrays: Sequence[Any], seen: Sequence[Callable[[Any], Any]], ways: Sequence[_Way]
+    ) -> tuple[int, ...] | None:
+        """Return the axes of batch, heads, positions and features, if arrays of all other sizes go the same ways."""
+        if not self._by_axes_alone(spec) or any(array.dim() != 4 for array in arrays[:3]):
             return None
         # Of several axes of one element, and of gaps, no order can be told.
-        single = {at for array in arrays for at, size in enumerate(array.shape) if size == 1}
-        if len(single) > 1 or any(array.dim() != 4 or not array.is_contiguous() for array in arrays):
+        if len({at for array in arrays[:3] for at, size in enumerate(array.shape) if size == 1}) > 1:
             return None
-        return (ways[0].order or (0, 1, 2, 3))[2] if self._by_axes_alone(spec, axes) else None
+        if len(arrays) > 3 and not (ways[3] == _Way() and arrays[3].dim() in (2, 4) and arrays[3].is_contiguous()):
+            return None
+        by_sizes = [
+            _way(torch.empty(array.shape, device="meta"), view) for array, view in zip(arrays[:3], seen, strict=False)
+        ]
+        first = ways[0]
+        if first.change is not None or [*by_sizes, *ways[:3]] != [first] * 6:
+            return None
+        return first.order or (0, 1, 2, 3)
 
-    def _by_axes_alone(self, spec: AttentionSpec, axes: FourAxes) -> bool:
+    def _by_axes_alone(self, spec: AttentionSpec) -> bool:
         """Return whether :meth:`plain` gives the same for all sizes of the axes."""
         return False
 
