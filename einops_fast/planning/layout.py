@@ -65,8 +65,15 @@ class Term:
         return made
 
     @property
+    def in_order(self) -> bool:
+        """Whether the array is known to lie in C order, each of its axes with a label."""
+        return self._strides is None and not self.unnamed
+
+    @property
     def fastest(self) -> str:
         """Label of the axis whose neighbours are next to each other in memory; empty if there is none."""
+        if self.in_order and self.shape[-1:] > (1,):
+            return self.labels[-1]
         for label, stride in self.strides.items():
             if stride == 1 and self.shape[self.places[label]] > 1:
                 return label
@@ -189,6 +196,9 @@ def as_one(labels: str, strides: Mapping[str, int], sizes: Mapping[str, int]) ->
     >>> as_one("bi", {"b": 12, "i": 4}, {"b": 4, "i": 3})
     (12, 4)
     """
+    if len(labels) < 2:
+        size = sizes[labels] if labels else 1
+        return size, 1 if size == 1 else strides[labels]
     size, stride, reach, merges = 1, None, 0, True
     for label in reversed(labels):
         extent = sizes[label]

@@ -170,7 +170,7 @@ class Lowering:
             sizes = self.sizes
             named = ["" if size == 1 != sizes[label] else label for label, size in zip(labels, shape, strict=True)]
             return Term(slot, named, shape, strides)
-        return Term(slot, labels, shape, strides)
+        return Term(slot, labels, shape, None if strides == contiguous_strides(shape) else strides)
 
     def converted(self, operand: Operand) -> Operand:
         """An operand in the compute dtype."""

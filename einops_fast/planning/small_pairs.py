@@ -55,10 +55,12 @@ def small_step(left: Term, right: Term, keep: list[str], output: str, sizes: Map
 
 def _matrices(term: Term, batch: str, rows: str, columns: str, turn: bool, sizes: Mapping[str, int]) -> Arrange:
     """Return how a term is seen as a stack of matrices; ``turn``: of their transposes."""
-    every = [as_one(labels, term.strides, sizes) for labels in (batch, rows, columns)]
-    (stack, _), (m, row), (n, column) = every
-    lies = all(stride is not None for _, stride in every) and readable_by_gemm(m, row or 0, n, column or 0)
-    order, shape = (batch + columns + rows, (n, m)) if turn else (batch + rows + columns, (m, n))
+    groups = (batch, columns, rows) if turn else (batch, rows, columns)
+    extents = [prod([sizes[label] for label in labels]) for labels in groups]
+    order, shape = "".join(groups), tuple(extents if batch else extents[1:])
+    if order == term.labels and term.in_order:
+        return AS_IS if shape == term.shape else Arrange(None, shape)
+    (_, stack), (m, outer), (n, inner) = [as_one(labels, term.strides, sizes) for labels in groups]
+    lies = not (stack is None or outer is None or inner is None) and readable_by_gemm(m, outer, n, inner)
     perm = (*term.unnamed, *[term.places[label] for label in order])
-    moves = "" if lies else "its axes don't merge to a matrix that a GEMM can read"
-    return arranged(perm, term.shape, (stack, *shape) if batch else shape, moves)
+    return arranged(perm, term.shape, shape, "" if lies else "its axes don't merge to a matrix that a GEMM can read")
