@@ -83,7 +83,7 @@ class Term:
         """The labels as their axes lie in memory, outermost first."""
         if len(labels) < 2:
             return labels
-        every = self._in_memory
+        every = self.labels if self.in_order else self._in_memory
         if not every:
             strides, shape, places = self.strides, self.shape, self.places
             every, given = self.labels, [*strides.values()]
@@ -91,6 +91,16 @@ class Term:
                 every = "".join(sorted(every, key=lambda label: (-strides[label], -shape[places[label]])))
             self._in_memory = every
         return every if len(labels) == len(every) else "".join([label for label in every if label in labels])
+
+    def seen(self, labels: str, shape: Strides, moves: str = "") -> Arrange:
+        """Return how the array is read with its axes in this order, those without a label first, then reshaped."""
+        if self.unnamed or moves:
+            places = [self.places[label] for label in labels]
+            return arranged((*self.unnamed, *places), self.shape, shape, moves)
+        if labels == self.labels:
+            return AS_IS if shape == self.shape else Arrange(None, shape, "")
+        perm = tuple([self.labels.index(label) for label in labels])
+        return Arrange(perm, None if shape == tuple([self.shape[at] for at in perm]) else shape, "")
 
     def unlabelled(self, labels: Sequence[str]) -> Term:
         """The same array, of which axes of size 1 carry no label any more."""

@@ -13,7 +13,7 @@ from math import inf
 from string import ascii_letters
 
 from einops_fast.planning import cost
-from einops_fast.planning.layout import Term, arranged
+from einops_fast.planning.layout import Term
 from einops_fast.planning.matrices import cheapest_gemm
 from einops_fast.planning.roles import Roles
 from einops_fast.planning.steps import Arrange, Multiply, Native, Step
@@ -119,10 +119,10 @@ def _as_stored(roles: Roles) -> str:
 
 def _spread(term: Term, order: str, roles: Roles) -> Arrange:
     """An operand with its axes in ``order`` and size 1 where it lacks one; leading ones are left out."""
-    places, sizes = term.places, roles.sizes
+    places, sizes = term.labels, roles.sizes
     inner = order.lstrip("".join([label for label in order if label not in places]))
-    perm = (*term.unnamed, *[places[label] for label in inner if label in places])
-    return arranged(perm, term.shape, tuple([sizes[label] if label in places else 1 for label in inner]))
+    own = "".join([label for label in inner if label in places])
+    return term.seen(own, tuple([sizes[label] if label in places else 1 for label in inner]))
 
 
 def _native(roles: Roles, reason: str) -> Native:
