@@ -94,13 +94,14 @@ class Term:
 
     def seen(self, labels: str, shape: Strides, moves: str = "") -> Arrange:
         """Return how the array is read with its axes in this order, those without a label first, then reshaped."""
-        if self.unnamed or moves:
+        if self.unnamed:
             places = [self.places[label] for label in labels]
             return arranged((*self.unnamed, *places), self.shape, shape, moves)
-        if labels == self.labels:
-            return AS_IS if shape == self.shape else Arrange(None, shape, "")
-        perm = tuple([self.labels.index(label) for label in labels])
-        return Arrange(perm, None if shape == tuple([self.shape[at] for at in perm]) else shape, "")
+        perm, permuted = None, self.shape
+        if labels != self.labels:
+            perm = tuple([self.labels.index(label) for label in labels])
+            permuted = tuple([self.shape[at] for at in perm])
+        return Arrange(perm, None if shape == permuted else shape, moves)
 
     def unlabelled(self, labels: Sequence[str]) -> Term:
         """The same array, of which axes of size 1 carry no label any more."""

@@ -60,9 +60,9 @@ def _matrices(term: Term, batch: str, rows: str, columns: str, turn: bool, sizes
     groups = (batch, columns, rows) if turn else (batch, rows, columns)
     extents = [prod([sizes[label] for label in labels]) for labels in groups]
     order, shape = "".join(groups), tuple(extents if batch else extents[1:])
-    # In C order, neighbours merge.
-    lies = term.in_order and all(labels in term.labels for labels in groups) and not term.labels.endswith(batch or ",")
-    if not lies:
+    if term.in_order and 1 not in term.shape:  # neighbours merge
+        lies = all(labels in term.labels for labels in groups) and not term.labels.endswith(batch or ",")
+    else:
         (_, stack), (m, outer), (n, inner) = [as_one(labels, term.strides, sizes) for labels in groups]
         lies = not (stack is None or outer is None or inner is None) and readable_by_gemm(m, outer, n, inner)
     return term.seen(order, shape, "" if lies else "its axes don't merge to a matrix that a GEMM can read")
