@@ -139,7 +139,10 @@ def fast_einsum(
                 one, other = operands[1], operands[-1]
                 plain = type(one) is kind is type(other)
                 small = (
-                    plain and one.size <= most >= other.size and one.dtype is other.dtype and 0 <= one.dtype.num <= REAL
+                    plain
+                    and 0 < one.size <= most >= other.size  # of empty arrays, the loops don't compare all extents
+                    and one.dtype is other.dtype
+                    and 0 <= one.dtype.num <= REAL
                 )
                 if product is not None and plain and not small and (result := product(*operands[1:])) is not None:
                     return result

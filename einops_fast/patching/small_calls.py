@@ -84,7 +84,8 @@ def loops_suffice(operands: Sequence[Any]) -> bool:
             first, second, most, most_complex, left = _learn(key)
         one, other = operands[first], operands[second]
         size, other_size, dtype = one.size, other.size, one.dtype
-        if size <= most >= other_size:
+        # Of an empty array the loops take a diagonal that isn't there: they miss that a label has another size, too.
+        if 0 < size <= most >= other_size:
             number = dtype.num
             if 0 <= number <= REAL and (dtype is other.dtype or 0 <= other.dtype.num <= REAL):
                 return True
