@@ -169,9 +169,16 @@ def fast_einsum(
     if (autotune is not None or precision is not None) and not settings_hold(autotune, precision):
         with settings(autotune, precision):
             return fast_einsum(*operands, out=out, dtype=dtype, order=order, casting=casting, optimize=optimize)
-    if out is None and dtype is None and order is ORDER and casting is CASTING and optimize is OPTIMIZE:
+    if dtype is None and order is ORDER and casting is CASTING and optimize is OPTIMIZE:
         again: Any = fast_einsum  # without options
-        return again(*operands)
+        if out is None:
+            return again(*operands)
+        arrays = operands[1:] if operands and isinstance(operands[0], str) else operands[: len(operands) // 2 * 2 : 2]
+        backend = known_backend(arrays, out)
+        if backend is not None and not backend.is_recording(arrays) and {each.dtype for each in arrays} == {out.dtype}:
+            result = again(*operands)
+            if getattr(result, "dtype", None) == out.dtype:
+                return backend.finish(result, out, "K", casting)
     return _planned(operands, out, dtype, order, casting, optimize)
 
 
