@@ -85,7 +85,9 @@ def loops_first(planned: Callable[[Sequence[Any]], Any]) -> Callable[[E], E]:
     def decorated(with_options: E) -> E:
         @wraps(with_options)
         def einsum(*operands: Any, **options: Any) -> Any:
-            if tracing.is_compiling() or limit_now() or (options and not _has_no_order(operands, options)):
+            if tracing.is_compiling() or limit_now():
+                return with_options(*operands, **options)
+            if options and not ("optimize" in options and _has_no_order(operands, options)):
                 return with_options(*operands, **options)
             spelled = operands[0] if operands else None
             in_text = type(spelled) is str
