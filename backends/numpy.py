@@ -236,6 +236,8 @@ class NumpyBackend(NdarrayBackend):
     def at_once(self, operands: Sequence[Any], full: int = 0) -> Run | None:
         dtypes = [operand.dtype for operand in operands]
         few = 0 < full <= min([_AT_ONCE.get(dtype.kind, 0) for dtype in dtypes]) and not is_reproducible()
+        # Of empty arrays, the loops don't compare all extents.
+        few = few and 0 not in [operand.size for operand in operands]
         return self._at_once if few and all(0 <= dtype.num < FIRST_OF_OTHERS for dtype in dtypes) else None
 
     def product(self, subscripts: Subscripts) -> Callable[..., Any] | None:

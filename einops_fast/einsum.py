@@ -23,7 +23,7 @@ from einops_fast.arguments import (
 from einops_fast.backends import Backend, awake_types, backend_for_type, get_backend
 from einops_fast.errors import EinsumError, ShapeError, out_of_memory, point_at
 from einops_fast.foreign import dispatch, hand_over
-from einops_fast.patching.small_calls import REAL, known_loops, loops_suffice
+from einops_fast.patching.small_calls import known_loops, loops_first
 from einops_fast.planning.compositions import Composition, check_sizes, composition
 from einops_fast.planning.notation import Subscripts, bind_sizes
 from einops_fast.planning.path import is_sliced
@@ -36,6 +36,47 @@ from einops_fast.runtime.settings import settings, settings_hold
 from einops_fast.runtime.traced import call_traced
 from einops_fast.runtime.tuning import is_reproducible
 from einops_fast.vocabulary import no_argument
+
+
+def _planned(
+    operands: Sequence[Any], out: Any = None, dtype: Any = None, order: str = ORDER, casting: str = CASTING,
+    optimize: Any = OPTIMIZE,
+) -> Any:  # fmt: skip
+    """Evaluate a call by the plan that was kept for its like, or by a new one."""
+    failure = None
+    equation = operands[0] if operands else None
+    if out is None and dtype is None and type(equation) is str:
+        arrays = operands[1:]
+        if len(arrays) == 1 and type(arrays[0]) in (list, tuple):
+            arrays = arrays[0]  # if no list of numbers: those have no signature
+        question = equation, order, casting, optimize
+        try:
+            shapes = by_question[question]
+            if shapes.changing and (native := shapes.at_once(arrays)) is not None:
+                try:
+                    return native(equation, arrays)
+                except Exception:  # whatever the framework refuses, a plan does or says why not
+                    pass
+            run = recall(question, arrays)
+            if run is None:
+                backend = awake_types[type(arrays[0])]
+                run = compiled[question, backend.signature(arrays)]
+                if has_room(question, arrays):  # for the same plan again, as where one tensor comes twice
+                    remember_alike(question, backend.likeness(arrays), run, arrays)
+        except (KeyError, IndexError, AttributeError, TypeError):
+            pass
+        else:
+            try:
+                return run(*arrays)
+            except (MemoryError, RuntimeError) as error:
+                failure = out_of_memory(error)
+    if failure is None:
+        try:
+            return _call(operands, out, dtype, order, casting, optimize)
+        except (MemoryError, RuntimeError) as error:
+            failure = out_of_memory(error)
+    options = {"dtype": dtype, "order": order, "casting": casting, "optimize": optimize}
+    return _imported("limited.answer", failure, operands, out, options)
 
 
 @overload
@@ -56,6 +97,7 @@ def fast_einsum(
     optimize: Any = "auto", autotune: Autotune | None = None, precision: Precision | None = None,
     memory_limit: int | str | None = None, beta: complex = 0, **sizes: int,
 ) -> Any: ...  # fmt: skip
+@loops_first(_planned)
 def fast_einsum(
     *operands: Any,
     out: Any = None,
@@ -127,66 +169,17 @@ def fast_einsum(
     if (autotune is not None or precision is not None) and not settings_hold(autotune, precision):
         with settings(autotune, precision):
             return fast_einsum(*operands, out=out, dtype=dtype, order=order, casting=casting, optimize=optimize)
-    failure = None
-    equation = operands[0] if operands else None
-    in_text = type(equation) is str
-    if out is None and dtype is None:
-        spelled = equation if in_text else type(equation)
-        if spelled in known_loops and order is ORDER and casting is CASTING and optimize is OPTIMIZE:
-            kind, loops, most, product = known_loops[spelled]
-            if in_text and 2 <= len(operands) <= 3:
-                # Written out: each call that is made here takes 3% of a small einsum.
-                one, other = operands[1], operands[-1]
-                plain = type(one) is kind is type(other)
-                small = (
-                    plain and one.size <= most >= other.size and one.dtype is other.dtype and 0 <= one.dtype.num <= REAL
-                )
-                if product is not None and plain and not small and (result := product(*operands[1:])) is not None:
-                    return result
-            else:
-                plain = (
-                    type(operands[-1]) is kind and len(operands) == 4 and type(operands[1]) is kind is type(operands[2])
-                    if in_text
-                    else type(operands[len(operands) // 4 * 2]) is kind  # the second array, or the only one
-                )
-                small = False
-            if small or (plain and loops_suffice(operands)):
-                try:
-                    return loops(*operands)
-                except Exception:  # a plan says what is wrong
-                    pass
-        if in_text:
-            arrays = operands[1:]
-            if len(arrays) == 1 and type(arrays[0]) in (list, tuple):
-                arrays = arrays[0]  # if no list of numbers: those have no signature
-            question = equation, order, casting, optimize
-            try:
-                shapes = by_question[question]
-                if shapes.changing and (native := shapes.at_once(arrays)) is not None:
-                    try:
-                        return native(equation, arrays)
-                    except Exception:  # whatever the framework refuses, a plan does or says why not
-                        pass
-                run = recall(question, arrays)
-                if run is None:
-                    backend = awake_types[type(arrays[0])]
-                    run = compiled[question, backend.signature(arrays)]
-                    if has_room(question, arrays):  # for the same plan again, as where one tensor comes twice
-                        remember_alike(question, backend.likeness(arrays), run, arrays)
-            except (KeyError, IndexError, AttributeError, TypeError):
-                pass
-            else:
-                try:
-                    return run(*arrays)
-                except (MemoryError, RuntimeError) as error:
-                    failure = out_of_memory(error)
-    if failure is None:
-        try:
-            return _call(operands, out, dtype, order, casting, optimize)
-        except (MemoryError, RuntimeError) as error:
-            failure = out_of_memory(error)
-    options = {"dtype": dtype, "order": order, "casting": casting, "optimize": optimize}
-    return _imported("limited.answer", failure, operands, out, options)
+    if dtype is None and order is ORDER and casting is CASTING and optimize is OPTIMIZE:
+        again: Any = fast_einsum  # without options
+        if out is None:
+            return again(*operands)
+        arrays = operands[1:] if operands and isinstance(operands[0], str) else operands[: len(operands) // 2 * 2 : 2]
+        backend = known_backend(arrays, out)
+        if backend is not None and not backend.is_recording(arrays) and {each.dtype for each in arrays} == {out.dtype}:
+            result = again(*operands)
+            if getattr(result, "dtype", None) == out.dtype:
+                return backend.finish(result, out, "K", casting)
+    return _planned(operands, out, dtype, order, casting, optimize)
 
 
 def _unusual(

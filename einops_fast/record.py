@@ -7,6 +7,7 @@ fields of each value one by one.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import takewhile
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -43,6 +44,7 @@ class Record(_Tuple):
     if not TYPE_CHECKING:
         _names = ()
         _defaults = {}
+        _last = ()
         _count = 0
 
         def __init_subclass__(cls):
@@ -52,10 +54,16 @@ class Record(_Tuple):
                 setattr(cls, name, property(itemgetter(at)))
             cls._names = (*cls._names, *own)
             cls._count = len(cls._names)
+            with_defaults = takewhile(cls._defaults.__contains__, reversed(cls._names))
+            cls._last = tuple([cls._defaults[name] for name in with_defaults][::-1])
 
         def __new__(cls, *values, **named):
-            if len(values) != cls._count:
-                values = cls._completed(values, named)
+            missing = cls._count - len(values)
+            if missing:
+                if named or not 0 < missing <= len(cls._last):
+                    values = cls._completed(values, named)
+                else:
+                    values += cls._last[-missing:]
             elif named:
                 raise TypeError(f"{cls.__name__} has {cls._count} fields, which are given without names")
             return _new(cls, values)

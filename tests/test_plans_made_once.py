@@ -71,10 +71,12 @@ def test_whatever_a_plan_depends_on_makes_another(plans_made: list[Any]) -> None
         ((a.astype("float32"), a.astype("float32")), {}),
         ((a, a), {"order": "F"}),
         ((a, a), {"dtype": "complex128"}),
-        ((a, a), {"optimize": False}),
+        ((a, a), {"optimize": [(0, 1)]}),
     ]
     for arrays, options in variants * 2:
         fast_einsum("ij,jk->ik", *arrays, **options)
+    for optimize in (False, True):  # of two arrays, there is one order
+        fast_einsum("ij,jk->ik", a, a, optimize=optimize)
     assert len(plans_made) == len(variants)
 
 

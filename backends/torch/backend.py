@@ -25,7 +25,7 @@ from einops_fast.backends.torch.autocast import (
 )
 from einops_fast.backends.torch.ceilings import aimed_at, target_of
 from einops_fast.backends.torch.ceilings import kernel_dtypes as kernel_dtypes
-from einops_fast.backends.torch.einsum.native import einsum_alone, einsum_of, gives_c_order, pair_einsum
+from einops_fast.backends.torch.einsum.native import any_einsum, einsum_alone, einsum_of, gives_c_order, pair_einsum
 from einops_fast.backends.torch.errors import copied_to, naming_operands, refuse_layouts
 from einops_fast.backends.torch.steps import TorchSteps, stacked_product
 from einops_fast.backends.torch.types import (
@@ -241,7 +241,9 @@ class TorchBackend(TorchSteps):
 
     def at_once(self, operands: Sequence[Any], full: int = 0) -> Callable[..., Any] | None:
         if len(operands) != 2:
-            elements, einsum = sum([each.numel() for each in operands]), self.native
+            elements = sum([each.numel() for each in operands])
+            plain = len(operands) > 2 and all(type(each) is torch.Tensor for each in operands)
+            einsum = any_einsum if plain else self.native
         else:  # in less time than any number of them
             one, other = operands
             elements = one.numel() + other.numel()

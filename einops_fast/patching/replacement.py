@@ -25,7 +25,7 @@ from einops_fast.errors import EinsumError
 from einops_fast.observing.observers import active, observed
 from einops_fast.patching.function_body import FunctionBody
 from einops_fast.patching.small_calls import SmallCalls, leave_to_loops, own_loops
-from einops_fast.planning.notation import parse
+from einops_fast.planning.notation import bind_sizes, parse
 from einops_fast.planning.plan import compile_plan
 from einops_fast.planning.steps import Native
 from einops_fast.runtime.new_shapes import by_question, native_first
@@ -116,6 +116,8 @@ def _function(name: str, native: Callable[..., Any], backend: Backend, dialect: 
             equation = operands[0] if operands and isinstance(operands[0], str) else ""
             for recorder in active():
                 recorder.left_to_native(name, equation, str(error))
+        if name != "torch" and _is_empty(operands):
+            _refuse_diagonals(operands, dialect)
         return native(*operands, **options)
 
     return einsum
@@ -194,6 +196,26 @@ def _call(name: str, native: Callable[..., Any], operands: Sequence[Any], option
     return backend.finish(result, out, order, casting)
 
 
+def _is_empty(operands: Sequence[Any]) -> bool:
+    """Return whether an array among the operands has no elements."""
+    return 0 in [getattr(each, "size", 1) for each in operands]
+
+
+def _refuse_diagonals(operands: Sequence[Any], dialect: Dialect) -> None:
+    """Raise ShapeError if a label of an operand has two sizes: NumPy reads beyond empty arrays then, and MXNet crashes.
+
+    Whatever else is wrong with a call is left to the native function.
+    """
+    try:
+        equation, arrays = _read(operands, dialect, asks=False)
+        shapes = [tuple(array.shape) for array in arrays]
+        subscripts = parse(equation, tuple(map(len, shapes)), words=False)
+    except (EinsumError, _ForNative, AttributeError, TypeError):
+        return
+    if any(len(set(term)) < len(term) for term in subscripts.inputs):
+        bind_sizes(subscripts, shapes)
+
+
 def _is_new(question: tuple[str, str, bool], backend: Backend, arrays: Sequence[Any]) -> bool:
     """Return whether the native function gets a call because its shapes are new."""
     try:
@@ -266,6 +288,8 @@ def _compile(
         memory = backend.memory_order(equation, arrays, asks)
         plan = plan_call(subscripts, backend, arrays, dtype, casting, optimize, order, memory)
     except EinsumError as error:
+        if _is_empty(arrays):  # the native function may not tell what is wrong
+            raise
         return _NoBetter(str(error))
     if len(plan.steps) == 1 and isinstance(plan.steps[0], Native) and backend.trusts_native(arrays):
         return _NoBetter(plan.steps[0].reason, in_loops=True)

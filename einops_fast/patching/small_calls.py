@@ -8,13 +8,18 @@ an observer, which sees every call.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from functools import wraps
 from itertools import combinations
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from einops_fast.observing.observers import observed
 from einops_fast.patching.function_body import FunctionBody
+from einops_fast.runtime import tracing
+from einops_fast.runtime.limits import limit_now
 from einops_fast.runtime.plan_cache import LIMIT, emptied_with_plans, keep
+
+E = TypeVar("E", bound=Callable[..., Any])
 
 
 class _Rule(NamedTuple):
@@ -71,6 +76,60 @@ def know_loops(spelled: str | type, kind: type, loops: Callable[..., Any], produ
     keep(known_loops, spelled, (kind, loops, _learn(spelled).most if isinstance(spelled, str) else -1, product))
 
 
+def loops_first(planned: Callable[[Sequence[Any]], Any]) -> Callable[[E], E]:
+    """Have an einsum leave small calls without options to the loops, and others without options to ``planned``.
+
+    To fill in ten options takes 3% of a small einsum, as does each call that is made here.
+    """
+
+    def decorated(with_options: E) -> E:
+        @wraps(with_options)
+        def einsum(*operands: Any, **options: Any) -> Any:
+            if tracing.is_compiling() or limit_now():
+                return with_options(*operands, **options)
+            if options and not ("optimize" in options and _has_no_order(operands, options)):
+                return with_options(*operands, **options)
+            spelled = operands[0] if operands else None
+            in_text = type(spelled) is str
+            if not in_text:
+                spelled = type(spelled)
+            if spelled in known_loops:
+                kind, loops, most, product = known_loops[spelled]
+                if in_text and 2 <= len(operands) <= 3:
+                    one, other = operands[1], operands[-1]
+                    plain = type(one) is kind is type(other)
+                    # Of empty arrays, the loops don't compare all extents.
+                    small = plain and 0 < one.size <= most >= other.size
+                    small = small and (dtype := one.dtype) is other.dtype and 0 <= dtype.num <= REAL
+                    if product is not None and plain and not small and (result := product(*operands[1:])) is not None:
+                        return result
+                else:
+                    plain = (
+                        type(operands[-1]) is kind
+                        and len(operands) == 4
+                        and type(operands[1]) is kind is type(operands[2])
+                        if in_text
+                        else type(operands[len(operands) // 4 * 2]) is kind  # the second array, or the only one
+                    )
+                    small = False
+                if small or (plain and loops_suffice(operands)):
+                    try:
+                        return loops(*operands)
+                    except Exception:  # a plan says what is wrong
+                        pass
+            return planned(operands)
+
+        return einsum  # type: ignore[return-value]
+
+    return decorated
+
+
+def _has_no_order(operands: Sequence[Any], options: dict[str, Any]) -> bool:
+    """Return whether the only option is whether to choose an order of contraction, which one or two arrays have not."""
+    few = len(operands) <= (3 if operands and type(operands[0]) is str else 5)
+    return few and len(options) == 1 and type(options.get("optimize")) is bool
+
+
 def loops_suffice(operands: Sequence[Any]) -> bool:
     """Return whether NumPy's loops are the fastest for the operands of an einsum of either form, which may be wrong."""
     try:
@@ -84,7 +143,8 @@ def loops_suffice(operands: Sequence[Any]) -> bool:
             first, second, most, most_complex, left = _learn(key)
         one, other = operands[first], operands[second]
         size, other_size, dtype = one.size, other.size, one.dtype
-        if size <= most >= other_size:
+        # Of an empty array the loops take a diagonal that isn't there: they miss that a label has another size, too.
+        if 0 < size <= most >= other_size:
             number = dtype.num
             if 0 <= number <= REAL and (dtype is other.dtype or 0 <= other.dtype.num <= REAL):
                 return True

@@ -65,8 +65,15 @@ class Term:
         return made
 
     @property
+    def in_order(self) -> bool:
+        """Whether the array is known to lie in C order, each of its axes with a label."""
+        return self._strides is None and not self.unnamed
+
+    @property
     def fastest(self) -> str:
         """Label of the axis whose neighbours are next to each other in memory; empty if there is none."""
+        if self.in_order and self.shape[-1:] > (1,):
+            return self.labels[-1]
         for label, stride in self.strides.items():
             if stride == 1 and self.shape[self.places[label]] > 1:
                 return label
@@ -76,7 +83,7 @@ class Term:
         """The labels as their axes lie in memory, outermost first."""
         if len(labels) < 2:
             return labels
-        every = self._in_memory
+        every = self.labels if self.in_order else self._in_memory
         if not every:
             strides, shape, places = self.strides, self.shape, self.places
             every, given = self.labels, [*strides.values()]
@@ -84,6 +91,17 @@ class Term:
                 every = "".join(sorted(every, key=lambda label: (-strides[label], -shape[places[label]])))
             self._in_memory = every
         return every if len(labels) == len(every) else "".join([label for label in every if label in labels])
+
+    def seen(self, labels: str, shape: Strides, moves: str = "") -> Arrange:
+        """Return how the array is read with its axes in this order, those without a label first, then reshaped."""
+        if self.unnamed:
+            places = [self.places[label] for label in labels]
+            return arranged((*self.unnamed, *places), self.shape, shape, moves)
+        perm, permuted = None, self.shape
+        if labels != self.labels:
+            perm = tuple([self.labels.index(label) for label in labels])
+            permuted = tuple([self.shape[at] for at in perm])
+        return Arrange(perm, None if shape == permuted else shape, moves)
 
     def unlabelled(self, labels: Sequence[str]) -> Term:
         """The same array, of which axes of size 1 carry no label any more."""
@@ -189,6 +207,9 @@ def as_one(labels: str, strides: Mapping[str, int], sizes: Mapping[str, int]) ->
     >>> as_one("bi", {"b": 12, "i": 4}, {"b": 4, "i": 3})
     (12, 4)
     """
+    if len(labels) < 2:
+        size = sizes[labels] if labels else 1
+        return size, 1 if size == 1 else strides[labels]
     size, stride, reach, merges = 1, None, 0, True
     for label in reversed(labels):
         extent = sizes[label]

@@ -170,7 +170,7 @@ class Lowering:
             sizes = self.sizes
             named = ["" if size == 1 != sizes[label] else label for label, size in zip(labels, shape, strict=True)]
             return Term(slot, named, shape, strides)
-        return Term(slot, labels, shape, strides)
+        return Term(slot, labels, shape, None if strides == contiguous_strides(shape) else strides)
 
     def converted(self, operand: Operand) -> Operand:
         """An operand in the compute dtype."""
@@ -297,8 +297,8 @@ class Lowering:
 
     def only_shared(self, term: Term, other: Term, keep: Collection[str]) -> Term:
         """Sum over the labels that neither the other term of a pair has nor a later one needs."""
-        summed = [at for label, at in term.places.items() if label not in other.places and label not in keep]
-        return self.without(term, tuple(summed), Sum) if summed else term
+        summed = [label for label in term.labels if label not in other.labels and label not in keep]
+        return self.without(term, tuple([term.places[label] for label in summed]), Sum) if summed else term
 
     def in_order(self, step: Step, wanted: str, any_order: bool) -> tuple[Step, ...]:
         """A library's step with its axes as wanted and, unless any order will do, in C order."""
@@ -323,7 +323,7 @@ class Lowering:
         """Put the axes in the order of the output; the answer never *is* an operand."""
         output = self.subscripts.output
         shape, moves = self.shape(output), "" if self.target.strided else "arrays have no strides"
-        how = arranged(tuple([term.places[label] for label in output]), term.shape, shape, moves)
+        how = term.seen(output, shape, moves)
         if how.perm is not None or not any(map(self.makes_new, self.steps)):
             self.add(View((term.slot,), output, shape, how))
         if self.numerics.result != self.numerics.compute or self.numerics.widens:

@@ -124,9 +124,7 @@ class GemmChoice(NamedTuple):
                 missing = True
                 shape = (*shape[:at], 1, *shape[at + 1 :])
         order += first + second
-        places = term.places
-        perm = (*term.unnamed, *[places[label] for label in order])
-        how = arranged(perm, term.shape, shape, side.moves)
+        how = term.seen(order, shape, side.moves)
         # A missing batch axis is always spelled out, so that a backend can see it in the shape.
         return how.replace(shape=shape) if missing and how.shape is None else how
 

@@ -13,7 +13,7 @@ from math import inf
 from string import ascii_letters
 
 from einops_fast.planning import cost
-from einops_fast.planning.layout import Term, arranged, as_one
+from einops_fast.planning.layout import Term
 from einops_fast.planning.matrices import cheapest_gemm
 from einops_fast.planning.roles import Roles
 from einops_fast.planning.steps import Arrange, Multiply, Native, Step
@@ -66,20 +66,18 @@ def _innermost(roles: Roles) -> int:
     larger, smaller = roles.left, roles.right
     if smaller.size > larger.size:
         larger, smaller = smaller, larger
-    sizes, both = roles.sizes, smaller.strides
-    run, shared = "", False
+    sizes, both, wanted = roles.sizes, smaller.strides, roles.wanted
+    length, group, merging = 1, None, (0, 0)
     for label in reversed(larger.in_memory(larger.labels)):
-        if sizes[label] < 2:
+        size = sizes[label]
+        if size < 2:
             continue
-        if run and ((label in both) != shared or (label in roles.wanted) != (run[0] in roles.wanted)):
+        own, strides = (label in both, label in wanted), (larger.strides[label], both.get(label, 0))
+        if group is not None and (own != group or strides != merging):
             break
-        shared = label in both
-        if any(
-            as_one(label + run, each.strides, sizes)[1] is None for each in ((larger, smaller) if shared else (larger,))
-        ):
-            break
-        run = label + run
-    return roles.size(run)
+        group, length = own, length * size
+        merging = strides[0] * size, strides[1] * size
+    return length
 
 
 _REAL = ("float32", "float64")
@@ -121,10 +119,10 @@ def _as_stored(roles: Roles) -> str:
 
 def _spread(term: Term, order: str, roles: Roles) -> Arrange:
     """An operand with its axes in ``order`` and size 1 where it lacks one; leading ones are left out."""
-    places, sizes = term.places, roles.sizes
+    places, sizes = term.labels, roles.sizes
     inner = order.lstrip("".join([label for label in order if label not in places]))
-    perm = (*term.unnamed, *[places[label] for label in inner if label in places])
-    return arranged(perm, term.shape, tuple([sizes[label] if label in places else 1 for label in inner]))
+    own = "".join([label for label in inner if label in places])
+    return term.seen(own, tuple([sizes[label] if label in places else 1 for label in inner]))
 
 
 def _native(roles: Roles, reason: str) -> Native:

@@ -41,7 +41,7 @@ def small_parts(subscripts: Subscripts, sizes: dict[str, int], path: Path, room:
     while True:
         terms, small = list[tuple[int, ...]]([(at,) for at in range(count)]), [True] * count
         chosen: dict[tuple[int, ...], int] = {}
-        for positions, (_, result) in zip(path, network.contractions(path), strict=True):
+        for positions, (_, _, result) in zip(path, network.contractions(path), strict=True):
             taken = [(terms.pop(at), small.pop(at)) for at in reversed(positions)]
             size = network.size(result)
             is_small = size <= most and all(each for _, each in taken)

@@ -59,26 +59,30 @@ class Network:
     def size(self, labels: frozenset[str]) -> int:
         return prod(map(self.sizes.__getitem__, labels))
 
-    def contractions(self, path: Path) -> Iterator[tuple[list[frozenset[str]], frozenset[str]]]:
-        """The terms that each step contracts, and the labels of its result."""
+    def contractions(self, path: Path) -> Iterator[tuple[list[frozenset[str]], frozenset[str], frozenset[str]]]:
+        """The terms that each step contracts, all of their labels, and those of its result."""
         terms = list(self.inputs)
         users = Counter(chain(self.output, *terms))
+        alone = frozenset([label for label, count in users.items() if count == 1])
         for positions in path:
             group = [terms.pop(at) for at in reversed(positions)][::-1]
-            every = group[0]
+            every, summed = group[0], list[str]()
             for term in group[1:]:
                 for label in every & term:
                     users[label] -= 1
+                    if users[label] == 1:
+                        summed.append(label)
                 every |= term
-            result = frozenset([label for label in every if users[label] > 1])
-            terms.append(result)
-            yield group, result
+            if alone:
+                summed += alone & every
+            terms.append(every.difference(summed) if summed else every)
+            yield group, every, terms[-1]
 
     def depth_first(self, path: Path) -> Path:
         """Return a path with the same steps in the order in which the fewest elements are held at a time, nearly."""
         count = len(self.inputs)
         slots, read, most, left = list(range(count)), list[tuple[int, ...]](), [0] * count, [0] * count
-        for positions, (_, result) in zip(path, self.contractions(path), strict=True):
+        for positions, (_, _, result) in zip(path, self.contractions(path), strict=True):
             # Of two values, that one comes first whose making takes more beyond what is left of it.
             slots_read = sorted([slots.pop(at) for at in reversed(positions)], key=lambda slot: left[slot] - most[slot])
             held, peak = 0, 0
@@ -105,9 +109,10 @@ class Network:
     def candidate(self, path: Path) -> _Candidate:
         """Price a path; a step of many terms counts as one loop nest."""
         flops, written = 0, [0]
-        for group, result in self.contractions(path):
-            written.append(self.size(result))
-            flops += written[-1] * self.size(frozenset().union(*group) - result)
+        for _, every, result in self.contractions(path):
+            full = self.size(every)
+            flops += full
+            written.append(full if result is every else self.size(result))
         written.pop()  # the result
         paired = all(len(positions) <= 2 for positions in path)
         return _Candidate(path, flops, sum(written), max(written, default=0), paired)
@@ -241,7 +246,7 @@ def _by_pairs(network: Network, path: Path, fits: float) -> Path:
         return path
     steps: list[tuple[int, ...]] = []
     count = len(network.inputs)
-    for positions, (group, result) in zip(path, network.contractions(path), strict=True):
+    for positions, (group, _, result) in zip(path, network.contractions(path), strict=True):
         if len(positions) <= 2:
             steps.append(positions)
             count -= len(positions) - 1

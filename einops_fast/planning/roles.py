@@ -22,7 +22,7 @@ class Roles:
     __slots__ = ("batch", "columns", "contracted", "left", "product", "right", "rows", "sizes", "wanted")
 
     def __init__(self, left: Term, right: Term, wanted: str, sizes: Mapping[str, int]) -> None:
-        one, two = left.strides, right.strides
+        one, two = left.labels, right.labels
         batch = rows = columns = contracted = ""
         stack = m = n = k = 1
         for label in wanted:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import prod
 
-from einops_fast.planning.layout import Term, arranged, as_one, readable_by_gemm
+from einops_fast.planning.layout import Term, as_one, readable_by_gemm
 from einops_fast.planning.roles import Roles
 from einops_fast.planning.steps import AS_IS, Arrange, Gemm, Native
 
@@ -25,6 +25,8 @@ _SMALL = 1 << 12
 
 def small_step(left: Term, right: Term, keep: list[str], output: str, sizes: Mapping[str, int]) -> Gemm | Native | None:
     """Return the step that contracts two terms to these labels; ``None`` where ways to do that have to be priced."""
+    if max(left.size, right.size) > _SMALL:
+        return None
     one, two = left.labels, right.labels
     own = [label for label in two if label not in one]
     full = left.size * prod([sizes[label] for label in own])
@@ -44,7 +46,7 @@ def small_step(left: Term, right: Term, keep: list[str], output: str, sizes: Map
     labels, (stack, m, n, k) = batch + rows + columns, roles.product
     alone = len(one) + len(two) > 2 * len(batch + contracted) + len(rows + columns)
     short = k < (_SHORT if rows and columns else _SHORT_VECTOR)
-    if alone or short or max(left.size, right.size, stack * m * n) > _SMALL:
+    if alone or short or stack * m * n > _SMALL:
         return None
     turn_left, turn_right = left.fastest in rows, right.fastest in contracted
     how_left = _matrices(left, batch, rows, contracted, turn_left, sizes)
@@ -55,10 +57,12 @@ def small_step(left: Term, right: Term, keep: list[str], output: str, sizes: Map
 
 def _matrices(term: Term, batch: str, rows: str, columns: str, turn: bool, sizes: Mapping[str, int]) -> Arrange:
     """Return how a term is seen as a stack of matrices; ``turn``: of their transposes."""
-    every = [as_one(labels, term.strides, sizes) for labels in (batch, rows, columns)]
-    (stack, _), (m, row), (n, column) = every
-    lies = all(stride is not None for _, stride in every) and readable_by_gemm(m, row or 0, n, column or 0)
-    order, shape = (batch + columns + rows, (n, m)) if turn else (batch + rows + columns, (m, n))
-    perm = (*term.unnamed, *[term.places[label] for label in order])
-    moves = "" if lies else "its axes don't merge to a matrix that a GEMM can read"
-    return arranged(perm, term.shape, (stack, *shape) if batch else shape, moves)
+    groups = (batch, columns, rows) if turn else (batch, rows, columns)
+    extents = [prod([sizes[label] for label in labels]) for labels in groups]
+    order, shape = "".join(groups), tuple(extents if batch else extents[1:])
+    if term.in_order and 1 not in term.shape:  # neighbours merge
+        lies = all(labels in term.labels for labels in groups) and not term.labels.endswith(batch or ",")
+    else:
+        (_, stack), (m, outer), (n, inner) = [as_one(labels, term.strides, sizes) for labels in groups]
+        lies = not (stack is None or outer is None or inner is None) and readable_by_gemm(m, outer, n, inner)
+    return term.seen(order, shape, "" if lies else "its axes don't merge to a matrix that a GEMM can read")

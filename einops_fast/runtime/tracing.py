@@ -8,8 +8,10 @@ from typing import Any
 
 
 def _asked_of_torch() -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and (torch.compiler.is_compiling() or torch._guards.TracingContext.try_get() is not None)
+    if "torch" not in sys.modules:  # in half the time of asking for it
+        return False
+    torch = sys.modules["torch"]
+    return torch.compiler.is_compiling() or torch._guards.TracingContext.try_get() is not None
 
 
 # Called while torch.compile traces. If it followed the lines, it would go through all modules, which may change.

@@ -198,3 +198,23 @@ def test_ellipses_that_are_summed(equation: str, size: int) -> None:
         np.testing.assert_allclose(np.einsum(equation, *operands, optimize=True), wanted)
         with pytest.raises(ValueError, match="more dimensions than subscripts"):
             np.einsum(equation, *operands)
+
+
+@pytest.mark.parametrize("options", [{}, {"optimize": False}, {"optimize": True}, {"order": "C"}], ids=str)
+@pytest.mark.parametrize("shape", [(0, 1), (0, 3), (2, 0), (0, 2, 0), (0, 0, 2)], ids=str)
+@pytest.mark.parametrize("lists", [False, True])
+def test_labels_with_two_sizes_are_refused_in_empty_arrays(
+    lists: bool, shape: tuple[int, ...], options: dict[str, Any]
+) -> None:
+    """NumPy takes the diagonal of an empty array for as long as its longest axis, and reads what isn't there."""
+    right, wrong = [np.zeros(each) for each in ((2,) * len(shape), shape)]
+    labels = [0] * len(shape)
+    form = (lambda array: (array, labels, [0])) if lists else (lambda array: ("i" * len(shape) + "->i", array))
+    for array in (right, wrong, wrong, right):  # the first call, and those that find plans or rules
+        for einsum in (fast_einsum, np.einsum):
+            with patched("numpy"):
+                if array is right:
+                    assert einsum(*form(array), **options).shape == (2,)
+                else:
+                    with pytest.raises(ShapeError, match="operand 0"):
+                        einsum(*form(array), **options)

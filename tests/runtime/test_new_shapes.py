@@ -176,6 +176,33 @@ def test_gradients_of_new_shapes() -> None:
         torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize(
+    ("equation", "shapes"),
+    [
+        ("ij,jk,kl->il", ["nm", "mn", "n1"]),
+        ("i,ij,j", ["n", "nm", "m"]),
+        ("bi, oij, bj -> bo", ["2n", "3nm", "2m"]),
+        ("...i,ij,j->...", ["31n", "nm", "m"]),
+        ("ab,bc,cd,da->", ["nm", "m2", "2n", "nn"]),
+    ],
+)
+def test_several_tensors_of_new_shapes_need_no_order_of_opt_einsums(
+    make: Any, equation: str, shapes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To describe a path takes opt_einsum most of the time of a small torch.einsum."""
+    monkeypatch.setattr("opt_einsum.contract_path", None)
+    for n in range(2, 7):
+        sizes = {"n": n, "m": n + 1, "1": 1, "2": 2, "3": 3}
+        arrays = [make(*[sizes[each] for each in shape]).requires_grad_() for shape in shapes]
+        expected = np.einsum(equation, *[each.detach().numpy() for each in arrays])
+        result = fast_einsum(equation, *arrays)
+        np.testing.assert_allclose(result.detach().numpy(), expected)
+        for each, gradient in zip(arrays, torch.autograd.grad(result.sum(), arrays), strict=True):
+            # A sum of products is linear in each of its factors.
+            torch.testing.assert_close((gradient * each).sum(), result.sum())
+    assert not compiled
+
+
 def test_deterministic_programs_compute_the_same_bits_from_the_first_call_on() -> None:
     clear_plans()
     torch.use_deterministic_algorithms(True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -10,10 +12,23 @@ import torch
 from einops_fast.backends.base import Run
 from einops_fast.backends.torch.autocast import torch_path
 from einops_fast.planning.cost import is_integer
+from einops_fast.planning.notation import bind_sizes, parse
+from einops_fast.planning.path import Network
 from einops_fast.planning.plan import Plan
 
 pair_einsum: Callable[..., Any] = getattr(torch._VF, "einsum", torch.einsum)
 """torch.einsum without what it does for subclasses and for three operands."""
+
+
+def any_einsum(equation: str, operands: Sequence[Any]) -> Any:
+    """Return torch.einsum of three plain tensors or more, for which it searches an order in twice this time."""
+    shapes = [tuple(each.shape) for each in operands]
+    subscripts = parse(equation, tuple(map(len, shapes)))
+    network = Network(subscripts.inputs, subscripts.output, bind_sizes(subscripts, shapes))
+    found = network.of_three() if len(operands) == 3 else [network.search("auto")]
+    best = min(found, key=attrgetter("flops"))
+    return pair_einsum(subscripts.equation, operands, path=list(chain.from_iterable(best.path)))
+
 
 _MOST_AXES = 20
 """The most axes of all operands together for which the order is tried: they have two elements each."""
