@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -28,10 +28,11 @@ from einops_fast.planning.cost import ITEM_SIZES
 from einops_fast.planning.layout import contiguous_strides
 from einops_fast.planning.notation import Subscripts, bind_sizes
 from einops_fast.planning.parts import Rest
-from einops_fast.planning.path import Network, candidate_paths, with_slices
+from einops_fast.planning.path import FEW, Network, Path, candidate_paths, with_slices
 from einops_fast.planning.plan import Plan, compile_plan, make_plan
-from einops_fast.planning.slicing import Slicing, cheapest_slicing
+from einops_fast.planning.slicing import Slicing, cheapest_slicing, whole_peak
 from einops_fast.planning.target import Operand
+from einops_fast.planning.trees import Tree, annealed_trees
 from einops_fast.runtime.limits import current_limit, limit_now, read_bytes, unlimited
 from einops_fast.runtime.loops import in_loops
 from einops_fast.runtime.plan_cache import emptied_with_plans, keep
@@ -243,9 +244,18 @@ def slicing_of(
             rest.subscripts._replace(inputs=tuple(inputs), output=output), cut, target, numerics, rest.path
         )
 
+    def planned(paths: Iterable[Path]) -> list[Plan]:
+        return [make_plan(subscripts, operands, target, numerics, path) for path in paths]
+
     # Fewest FLOPs, and small intermediates: which of them is cut cheaper is seen when both are.
-    paths = {path: None for room in (None, limit // 8) for path in candidate_paths(subscripts, sizes, optimize, room)}
-    network = Network(subscripts.inputs, subscripts.output, sizes)
-    paths = {network.depth_first(path): None for path in paths}
-    plans = [make_plan(subscripts, operands, target, numerics, path) for path in paths]
-    return cheapest_slicing(subscripts, plans, limit, target.gradients, begun, plan_of)
+    network, trained, trees = Network(subscripts.inputs, subscripts.output, sizes), target.gradients, list[Tree]()
+    paths = dict.fromkeys(map(network.depth_first, candidate_paths(subscripts, sizes, optimize, None)))
+    plans = planned(paths)
+    if begun or min([whole_peak(plan, trained) for plan in plans]) > limit:
+        if len(operands) > 2 and optimize in ("auto", True):
+            rate = target.ceilings.gemm_rate(numerics.compute) / 2
+            trees = annealed_trees(network, [*paths], trained, limit / ITEM_SIZES.get(numerics.compute, 8), rate)
+        if len(operands) <= FEW or not trees:
+            small = map(network.depth_first, candidate_paths(subscripts, sizes, optimize, limit // 8))
+            plans += planned([path for path in dict.fromkeys(small) if path not in paths])
+    return cheapest_slicing(subscripts, plans, limit, trained, begun, plan_of, trees)

@@ -101,10 +101,23 @@ def test_a_circuit_is_cut_at_little_cost() -> None:
 def test_pieces_that_nobody_waits_for_are_refused() -> None:
     equation, arrays = circuit(26, 16)
     with pytest.raises(EinsumError, match=r"times the FLOPs of all at once; allow more memory"):
-        explain(equation, *arrays, memory_limit=explain(equation, *arrays).largest_intermediate // 2)
+        explain(equation, *arrays, optimize="greedy", memory_limit=explain(equation, *arrays).largest_intermediate // 2)
 
 
-NETWORKS = st.lists(st.text("abcdefg", min_size=1, max_size=4), min_size=2, max_size=6)
+@pytest.mark.parametrize(("qubits", "depth", "part"), [(22, 16, 4), (22, 20, 4), (24, 20, 16)])
+def test_trees_of_circuits_are_searched_for_with_their_cuts(qubits: int, depth: int, part: int) -> None:
+    equation, arrays = circuit(qubits, depth)
+    limit = explain(equation, *arrays, memory_limit=1 << 40).to_dict()["memory"]["peak_bytes"] // part
+    memory = explain(equation, *arrays, memory_limit=limit).to_dict()["memory"]
+    assert memory["peak_bytes"] <= limit
+    assert memory["flops_ratio"] < 4
+    assert memory["pieces"] <= 512
+    result, peak = peak_of(lambda: fast_einsum(equation, *arrays, memory_limit=limit))
+    assert peak <= limit + 2 * PYTHON
+    np.testing.assert_allclose(result, fast_einsum(equation, *arrays), rtol=1e-9)
+
+
+NETWORKS = st.lists(st.text("abcdefg", min_size=1, max_size=4), min_size=2, max_size=9)
 
 
 @given(NETWORKS, st.lists(st.sampled_from([1, 2, 3, 5, 7]), min_size=7, max_size=7), st.data())

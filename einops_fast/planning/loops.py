@@ -37,21 +37,24 @@ _Needing = tuple[Set[str], Item, Sequence[int], int]
 
 
 def needs_of(
-    terms: Sequence[Collection[str]], nodes: Sequence[tuple[Sequence[int], str]], output: str, cuts: Collection[str]
-) -> list[Needs]:
+    terms: Sequence[Collection[str]], nodes: Sequence[tuple[Sequence[int], str]], output: str, cuts: Collection[str],
+    late: bool = False,
+) -> list[Needs]:  # fmt: skip
     """Return the needs of steps; each reads slots and makes labels.
 
-    ``terms`` are, of each operand, the labels that it can be cut along.
+    ``terms`` are, of each operand, the labels that it can be cut along. With ``late``, all labels are summed by the
+    last step: more is made anew, and less is held, as no large intermediates are added up.
     """
     under: list[dict[str, int]] = [{label: 1 for label in cuts if label in term} for term in terms]
     users = Counter(chain(*under))
     found: list[Needs] = []
-    for reads, labels in nodes:
+    for at, (reads, labels) in enumerate(nodes, 1):
         counts: dict[str, int] = {}
         for read in reads:
             for label, number in under[read].items():
                 counts[label] = counts.get(label, 0) + number
         ended = {each for each in counts if counts[each] == users[each] and each not in output and each not in labels}
+        ended = set() if late and at < len(nodes) else ended
         under.append({label: number for label, number in counts.items() if label not in ended})
         found.append((sorted(reads), {*counts}, ended))
     return found

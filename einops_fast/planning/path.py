@@ -22,7 +22,7 @@ MOST_TIMES = 4
 _EQUAL = 1.05
 """Times the fewest FLOPs that count as equally few."""
 
-_FEW = 8
+FEW = 8
 """Operands up to which a search may be exponential in their number: it takes milliseconds."""
 
 _MOST_BRANCHED = 48
@@ -168,7 +168,7 @@ class Network:
         yield self.search(partial(greedy, cost_fn=lambda size, *_: size))
         yield self.search("auto")
         count = len(self.inputs)
-        if count <= _FEW:
+        if count <= FEW:
             yield self.search(DynamicProgramming(minimize="size", cost_cap=False, search_outer=True))
         if count <= _MOST_LIMITED:
             yield self.search("greedy", limit)
@@ -218,7 +218,7 @@ def candidate_paths(
         nest = network.search(optimize, limit)
         return [(nest if nest.largest <= limit else network.candidate((tuple(range(count)),))).path]
     found = [best]
-    if optimize == "auto" and count <= _FEW:
+    if optimize == "auto" and count <= FEW:
         found += [each for each in network.by_write(best) if each.fits(fits)]
     return list(dict.fromkeys([each.path for each in found]))
 

@@ -18,12 +18,17 @@ from einops_fast.planning.cost import ITEM_SIZES
 from einops_fast.planning.loops import Item, at_each_step, needs_of, nested
 from einops_fast.planning.notation import Subscripts
 from einops_fast.planning.parts import Rest, small_parts
+from einops_fast.planning.path import FEW, Path
 from einops_fast.planning.plan import Plan
 from einops_fast.planning.steps import Diagonal, Gemm, Select, Step, View
+from einops_fast.planning.trees import Tree
 from einops_fast.record import Record
 
 _TRIALS = 3
 """Searches for cuts: the first is greedy, the others are so with more and more noise."""
+
+_TREES = 3
+"""Times that a tree is cut anew for less room, where its plan takes more than the tree tells."""
 
 _MANY = 12
 """Labels of the first search, from which on it is the only one: it takes seconds."""
@@ -92,10 +97,11 @@ def _index(term: str, at: Mapping[str, slice], shape: Sequence[int] | None = Non
 class _Cutting:
     """What a plan contracts, and what it takes where labels are cut."""
 
-    def __init__(self, rest: Rest, whole: Plan, plan: Plan, trained: bool) -> None:
+    def __init__(self, rest: Rest, whole: Plan, plan: Plan, trained: bool, late: bool = False) -> None:
         """Take what is left to do, its plan with nothing cut, the call's plan, and whether gradients are wanted."""
         sizes, item, on = whole.sizes, _item(plan), whole.target.ceilings
         self.sizes, self.output, self.flat = sizes, rest.subscripts.output, trained
+        self.labels = {*"".join(rest.subscripts.inputs)}
         self.axes = rest.axes([operand.shape for operand in plan.operands])
         self.call = (on.call + _PYTHON) * on.gemm_rate(plan.numerics.compute) / 2
         # What is held beside the steps' results: if nothing is put side by side, and if something is.
@@ -106,7 +112,7 @@ class _Cutting:
             result = max(result * (3 if width == 2 else 1), _gradient_bytes(plan))
         self.beside = [parts + (-(-result // item) if trained else 0), parts - (-result // item)]
         nodes = [(step.reads, step.labels) for step in whole.steps]
-        self.needs = needs_of(self.axes, nodes, self.output, sizes)
+        self.needs = needs_of(self.axes, nodes, self.output, sizes, late)
         self.owners = _owners(whole.steps, len(self.axes))
         # Of each step the labels of its result, all, and those of its workspace; and the elements of each of the three.
         terms = [*map(frozenset, rest.subscripts.inputs), *[frozenset(step.labels) for step in whole.steps]]
@@ -127,7 +133,7 @@ class _Cutting:
         self.spaces = [cost.workspace for cost in whole.costs]
 
     def steps(self, cuts: Mapping[str, int]) -> list[tuple[int, int, int, int]]:
-        """Return of each step its number, the elements held when it runs, its multiply-adds, and how often it runs.
+        """Return of each step its number, the elements held when it runs, how often all of it is made, and it runs.
 
         Args:
             cuts: the extents of the labels that are cut.
@@ -155,8 +161,8 @@ class _Cutting:
         runs = [prod([times[each] for each in loops]) for *_, loops in found]
         anew = [prod([times[each] for each in loops if each not in self.all[at]]) for at, _, loops in found]
         return [
-            (at, base + held + spaces[at], self.full[at] * flops, count)
-            for (at, held, _), flops, count in zip(found, anew, runs, strict=True)
+            (at, base + held + spaces[at], times_made, count)
+            for (at, held, _), times_made, count in zip(found, anew, runs, strict=True)
         ]
 
     def price(self, cuts: Mapping[str, int], room: float) -> tuple[float, float, float]:
@@ -165,9 +171,9 @@ class _Cutting:
         The time is in multiply-adds.
         """
         excess, doublings, time = 1.0, 0.0, 0.0
-        for at, held, flops, runs in self.steps(cuts):
-            # Each element is written once but for pieces that are added up.
-            time += flops + runs * self.call + _WRITTEN * self.elements[at]
+        for at, held, anew, runs in self.steps(cuts):
+            # Pieces that are added up are written more often.
+            time += anew * (self.full[at] + _WRITTEN * self.elements[at]) + runs * self.call
             if held > room:
                 excess = max(excess, held / room)
                 doublings += log(held / room)
@@ -192,13 +198,14 @@ class _Cutting:
         long = [label for label in sorted(shares) if cuts.get(label, self.sizes[label]) > 1]
         return {label: shares[label] for label in long if label in large} or dict.fromkeys(long, 1.0)
 
-    def cut(self, room: float, begun: dict[str, int], last: dict[str, int]) -> tuple[dict[str, int], bool]:
+    def cut(self, room: float, begun: dict[str, int], last: dict[str, int], trials: int) -> tuple[dict[str, int], bool]:
         """Return extents with which all fits in the room, or the shortest, and whether it does.
 
-        Labels may be cut already (``begun``). One more search begins with the ``last`` extents, which nearly fitted.
+        Labels may be cut already (``begun``): so many searches begin with these. One more begins with the ``last``
+        extents, which nearly fitted.
         """
         best: tuple[float, float, dict[str, int]] | None = None
-        for trial, start in enumerate([*[last] * (last != begun), *[begun] * _TRIALS]):
+        for trial, start in enumerate([*[last] * (last != begun), *[begun] * trials]):
             if best is not None and len(best[2]) > _MANY and trial > 1:
                 break
             noise, heat, cuts = Random(trial), _HEAT * trial, dict(start)
@@ -237,16 +244,21 @@ class _Cutting:
 
 
 def cheapest_slicing(subscripts: Subscripts, plans: Sequence[Plan], limit: int, trained: bool, begun: Set[str],
-                     plan_of: Callable[[Rest, Mapping[str, int]], Plan]) -> Slicing:  # fmt: skip
+                     plan_of: Callable[[Rest, Mapping[str, int]], Plan], trees: Sequence[Tree]) -> Slicing:  # fmt: skip
     """Return the slicing that takes least time, of one without pieces where everything fits.
 
     Of the plans of whole calls, each by another path, some labels may be cut already (``begun``), into single elements.
-    ``plan_of`` makes the plan of a piece: of what is left of a path, with these extents of labels.
+    ``plan_of`` makes the plan of a piece: of what is left of a path, with these extents of labels. ``trees`` are others
+    than those of the plans, and not cut yet.
 
     Raises:
         EinsumError: the result alone is larger, no piece is small enough, or pieces take too many FLOPs.
     """
-    found = [_slicing(plan, limit, plan_of, trained, begun) for plan in plans]
+    # For gradients all of a piece is contracted anew, wherever loops end.
+    ends = [False] if trained else [False, True]
+    found = [_slicing_of_tree(tree, plans[0], limit, plan_of, late) for tree in trees for late in ends]
+    if not trees or len(subscripts.inputs) <= FEW:
+        found += [_slicing(plan, limit, plan_of, trained, begun) for plan in plans]
     fitting = [each for each in found if each[1].peak <= limit]
     if not fitting:
         least = min(each.peak for _, each in found)
@@ -263,24 +275,54 @@ def cheapest_slicing(subscripts: Subscripts, plans: Sequence[Plan], limit: int, 
     return best
 
 
-def _slicing(plan: Plan, limit: int, plan_of: Callable[[Rest, Mapping[str, int]], Plan],
-             trained: bool, begun: Set[str]) -> tuple[float, Slicing]:  # fmt: skip
-    """Return how a path is sliced, and what that takes; its peak is over the limit if that is impossible."""
+def _slicing_of_tree(
+    tree: Tree, like: Plan, limit: int, plan_of: Callable[[Rest, Mapping[str, int]], Plan], late: bool
+) -> tuple[float, Slicing]:
+    """Return how a tree is sliced, and what that takes; ``late``: all loops end at the last step."""
+    room, excess, tries = limit / _item(like), 2.0, 0
+    while excess > 1 and tries <= _TREES:
+        cut, tries = tree.within(room), tries + 1
+        plan = plan_of(_all_of(like.subscripts, cut.path()), {})
+        cutting = _prepared(plan, limit, plan_of, tree.trained, True, late)[1]
+        begin = {label: 1 for label in sorted(cut.cut_labels()) if label in cutting.labels}
+        excess = cutting.price(begin, limit / _item(like))[0]
+        room /= excess
+    return _slicing(plan, limit, plan_of, tree.trained, frozenset(), begin, late)
+
+
+def _all_of(subscripts: Subscripts, path: Path) -> Rest:
+    return Rest((), tuple(range(len(subscripts.inputs))), subscripts, path)
+
+
+def _prepared(plan: Plan, limit: int, plan_of: Callable[[Rest, Mapping[str, int]], Plan], trained: bool,
+              parted: bool, late: bool) -> tuple[Rest, _Cutting]:  # fmt: skip
+    """Return what is cut of a contraction: all, or without its small parts."""
+    rest, numerics = _all_of(plan.subscripts, plan.path), plan.numerics
+    if parted and not trained and numerics.compute == numerics.result and not numerics.native:
+        parts = small_parts(plan.subscripts, plan.sizes, plan.path, limit // _item(plan))
+        if parts.parts:
+            return parts, _Cutting(parts, plan_of(parts, {}), plan, trained, late)
+    return rest, _Cutting(rest, plan, plan, trained, late)
+
+
+def _slicing(plan: Plan, limit: int, plan_of: Callable[[Rest, Mapping[str, int]], Plan], trained: bool, begun: Set[str],
+             begin: Mapping[str, int] | None = None, late: bool = False) -> tuple[float, Slicing]:  # fmt: skip
+    """Return how a path is sliced, and what that takes; its peak is over the limit if that is impossible.
+
+    ``begin``: extents that nearly fit; ``late``: all loops end at the last step.
+    """
     subscripts, sizes, path = plan.subscripts, plan.sizes, plan.path
-    rest = Rest((), tuple(range(len(subscripts.inputs))), subscripts, path)
-    cutting = _Cutting(rest, plan, plan, trained)
-    flops = sum(cutting.full)
-    peak = _peak_bytes(plan, (), trained) + (_gradient_bytes(plan) if trained else 0)
+    peak = whole_peak(plan, trained)
+    rest, cutting = _prepared(plan, limit, plan_of, trained, not begun, late)
     if peak <= limit and not begun:
+        rest = _all_of(subscripts, path)
         return cutting.price({}, inf)[2], Slicing(subscripts, sizes, rest, (), {}, plan, (), peak, 1.0, 1)
-    room = limit / _item(plan)
-    if not trained and not begun and plan.numerics.compute == plan.numerics.result and not plan.numerics.native:
-        rest = small_parts(subscripts, sizes, path, int(room))
-        if rest.parts:
-            cutting = _Cutting(rest, plan_of(rest, {}), plan, trained)
-    start = cuts = {label: 1 for label in begun if sizes[label] > 1}
+    flops, room = sum(_Cutting(_all_of(subscripts, path), plan, plan, trained).full), limit / _item(plan)
+    start = {label: 1 for label in sorted(begun) if sizes[label] > 1}
+    cuts = start if begin is None else dict(begin)
+    less = 0.01
     while True:
-        cuts, fits = cutting.cut(room, start, cuts)
+        cuts, fits = cutting.cut(room, start, cuts, 0 if begin else _TRIALS)
         piece = plan_of(rest, cuts)
         if any(len(step.shape) > len(step.labels) for step in piece.steps):
             # Of steps with axes that have no label no other sizes are known: all pieces are as long.
@@ -290,19 +332,25 @@ def _slicing(plan: Plan, limit: int, plan_of: Callable[[Rest, Mapping[str, int]]
             }
             piece = plan_of(rest, cuts)
         nodes = [(step.reads, step.labels) for step in piece.steps]
-        items = tuple(nested(len(cutting.axes), needs_of(cutting.axes, nodes, rest.subscripts.output, cuts)))
+        items = tuple(nested(len(cutting.axes), needs_of(cutting.axes, nodes, rest.subscripts.output, cuts, late)))
         side_by_side = any(label in subscripts.output for label in cuts)
         # For its gradients, all of a piece is contracted anew.
         peak = _peak_bytes(piece, () if trained else items, trained) + _item(plan) * cutting.beside[side_by_side]
         # The path tells less than a plan, which may copy operands.
         if peak <= limit or not fits or room < 1:
             steps = cutting.steps(cuts)
-            more = sum([each[2] for each in steps]) - sum(cutting.full)
+            more = sum([cutting.full[at] * (anew - 1) for at, _, anew, _ in steps])
             ratio = (flops + more) / max(flops, 1)
             count = max([runs for *_, runs in steps])
             time, axes = cutting.price(cuts, inf)[2], tuple(map(frozenset, cutting.axes))
             return time, Slicing(subscripts, sizes, rest, axes, cuts, piece, items, peak, ratio, count)
-        room = max(room - max((peak - limit) / _item(plan), 0.02 * (room - cutting.beside[0])), 0.5)
+        less *= 2
+        room = max(room - max((peak - limit) / _item(plan), less * (room - cutting.beside[0])), 0.5)
+
+
+def whole_peak(plan: Plan, trained: bool) -> int:
+    """Return the most bytes that a contraction in one piece allocates at a time."""
+    return _peak_bytes(plan, (), trained) + (_gradient_bytes(plan) if trained else 0)
 
 
 def _item(plan: Plan) -> int:
