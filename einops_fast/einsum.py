@@ -175,9 +175,11 @@ def fast_einsum(
             return again(*operands)
         arrays = operands[1:] if operands and isinstance(operands[0], str) else operands[: len(operands) // 2 * 2 : 2]
         backend = known_backend(arrays, out)
-        if backend is not None and not backend.is_recording(arrays) and {each.dtype for each in arrays} == {out.dtype}:
+        own = getattr(out, "dtype", None)
+        same = own is not None and all(getattr(each, "dtype", None) == own for each in arrays)
+        if backend is not None and same and not backend.is_recording(arrays):
             result = again(*operands)
-            if getattr(result, "dtype", None) == out.dtype:
+            if getattr(result, "dtype", None) == own:
                 return backend.finish(result, out, "K", casting)
     return _planned(operands, out, dtype, order, casting, optimize)
 

@@ -46,7 +46,7 @@ _STAYS_WITH_THE_LIBRARY = "In the mode 'auto', contractions stay with the framew
 # fmt: off
 _ROWS: tuple[tuple[str, ...], ...] = (
     # How torch looks at a call
-    ("torch._C", "_get_deterministic_algorithms", "einops_fast.backends.torch.backend",
+    ("torch._C", "_get_deterministic_algorithms", "einops_fast.backends.torch.types",
      "Ask whether torch is set to be deterministic; torch.compile can trace this question.",
      _NO_BACKEND),
     ("torch._C", "_is_any_autocast_enabled", "einops_fast.backends.torch.autocast",
@@ -152,7 +152,7 @@ _ROWS: tuple[tuple[str, ...], ...] = (
     ("torch._C", "_autograd._top_saved_tensors_default_hooks", "einops_fast.backends.torch.types",
      "Ask whether tensors are saved by hooks.",
      "Tensors count as saved: all shapes are planned at once, and row operators and attention stay with torch's."),
-    ("torch._C", "_current_graph_task_id", "einops_fast.backends.torch.backend",
+    ("torch._C", "_current_graph_task_id", "einops_fast.backends.torch.types",
      "Ask whether a backward pass runs.",
      "It counts as if: all shapes are planned at once."),
     ("torch._C._autograd", "_get_current_graph_task_keep_graph", "einops_fast.backends.torch.ops.linear_cross_entropy",

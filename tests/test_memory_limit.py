@@ -25,7 +25,7 @@ from einops_fast.runtime.plan_cache import clear_plans
 from einops_fast.runtime.tuning import current_mode
 
 PYTHON = 1 << 15
-"""Bytes of the interpreter's own objects, about: plans, views, loops."""
+"""Bytes of the interpreter's own objects, about: plans, views, loops; there are more of many operands."""
 
 CASES: dict[str, tuple[str, tuple[tuple[int, ...], ...], int]] = {
     "chain": ("ij,jk,kl->il", ((400, 300), (300, 500), (500, 200)), 1_000_000),
@@ -113,7 +113,7 @@ def test_trees_of_circuits_are_searched_for_with_their_cuts(qubits: int, depth: 
     assert memory["flops_ratio"] < 4
     assert memory["pieces"] <= 512
     result, peak = peak_of(lambda: fast_einsum(equation, *arrays, memory_limit=limit))
-    assert peak <= limit + 2 * PYTHON
+    assert peak <= limit + PYTHON + 512 * len(arrays)
     np.testing.assert_allclose(result, fast_einsum(equation, *arrays), rtol=1e-9)
 
 

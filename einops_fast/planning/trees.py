@@ -57,7 +57,7 @@ class Tree:
         self.kids: dict[int, tuple[int, int]] = {}
         self.count, self.cuts, self.pieces = len(self.legs), 0, 1
         slots = list(range(self.count))
-        for positions, (_, result) in zip(path, network.contractions(path), strict=True):
+        for positions, (_, _, result) in zip(path, network.contractions(path), strict=True):
             right, left = slots.pop(positions[1]), slots.pop(positions[0])
             slots.append(len(self.legs))
             self.kids[slots[-1]] = left, right
