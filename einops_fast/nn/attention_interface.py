@@ -25,7 +25,8 @@ def register_attention() -> None:
     Raises:
         ImportError: transformers isn't installed.
         EinsumError: from a call that asks for the weights, ``output_attentions=True``, or of a model that has attention
-            of its own, as BLOOM, GPT-J and RemBERT have.
+            of its own, as BLOOM and RemBERT have. GPT-J, GPT-Neo and Falcon raise transformers' ``KeyError`` when they
+            are made.
 
     Example:
         >>> from transformers import AutoModelForCausalLM, LlamaConfig
