@@ -50,7 +50,7 @@ class Tree:
         """Take a path by pairs; with ``trained``, all intermediates are kept, and their gradients."""
         self.trained, self.sweeps, self.seed = trained, 0, 0
         self.cut_trees = dict[float, Tree]()
-        bits = {label: 1 << at for at, label in enumerate(network.sizes)}
+        bits = {label: 1 << at for at, label in enumerate(sorted(network.sizes))}
         self.sizes = {bit: network.sizes[label] for label, bit in bits.items()}
         self.names = {bit: label for label, bit in bits.items()}
         self.legs = [sum([bits[each] for each in term]) for term in network.inputs]
@@ -228,9 +228,16 @@ def annealed_trees(network: Network, paths: Sequence[Path], trained: bool, room:
 
 
 def _random_paths(network: Network) -> Iterator[Path]:
-    """Yield paths that take the pair that seems best, with more or less noise."""
+    """Yield paths that take the pair that seems best, with more or less noise.
+
+    Sets of numbers are gone through in one order in all processes; sets of texts aren't.
+    """
     from opt_einsum.paths import greedy
 
+    numbers: Any = {label: at for at, label in enumerate(sorted(network.sizes))}
+    terms = *network.inputs, network.output
+    *inputs, output = [frozenset(sorted([numbers[label] for label in term])) for term in terms]
+    sizes: Any = {numbers[label]: size for label, size in network.sizes.items()}
     for seed in range(min(2 * len(network.inputs), _STARTS)):
         noise = Random(seed)
         heat, weight = exp(noise.uniform(-4, 0)), noise.uniform(0.2, 1.2)
@@ -241,5 +248,5 @@ def _random_paths(network: Network) -> Iterator[Path]:
             more = size - weight * (left + right)
             return (log1p(more) if more > 0 else -log1p(-more)) - heat * log(noise.expovariate(1) + 1e-9)
 
-        found = greedy(list(network.inputs), network.output, network.sizes, None, cost_fn=worth)
+        found = greedy(inputs, output, sizes, None, cost_fn=worth)
         yield tuple([tuple(sorted(pair)) for pair in found])
