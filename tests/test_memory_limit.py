@@ -4,14 +4,12 @@ import os
 import pickle
 import subprocess
 import sys
-import tracemalloc
-from collections.abc import Callable
 from functools import partial
-from itertools import count
 from typing import Any
 
 import numpy as np
 import pytest
+from held_memory import PYTHON, peak_of
 from hypothesis import given
 from hypothesis import strategies as st
 from optional_mxnet import mxnet_or_skip
@@ -23,9 +21,6 @@ from einops_fast.errors import EinsumError, OperandError, ShapeError
 from einops_fast.runtime.limits import read_bytes
 from einops_fast.runtime.plan_cache import clear_plans
 from einops_fast.runtime.tuning import current_mode
-
-PYTHON = 1 << 15
-"""Bytes of the interpreter's own objects, about: plans, views, loops; there are more of many operands."""
 
 CASES: dict[str, tuple[str, tuple[tuple[int, ...], ...], int]] = {
     "chain": ("ij,jk,kl->il", ((400, 300), (300, 500), (500, 200)), 1_000_000),
@@ -47,16 +42,6 @@ def operands(name: str, dtype: Any = np.float64) -> tuple[str, list[Any], int]:
     return equation, [generator.standard_normal(shape).astype(dtype) for shape in shapes], limit
 
 
-def peak_of(call: Callable[[], Any]) -> tuple[Any, int]:
-    """Return what a call does the second time, and the most bytes that it takes then."""
-    call()
-    tracemalloc.start()
-    try:
-        return call(), tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_results_are_the_same_and_memory_is_kept_to(name: str) -> None:
     equation, arrays, limit = operands(name)
@@ -67,54 +52,6 @@ def test_results_are_the_same_and_memory_is_kept_to(name: str) -> None:
     memory = explain(equation, *arrays, memory_limit=limit).to_dict()["memory"]
     assert memory["peak_bytes"] <= limit
     assert memory["flops_ratio"] >= 1
-
-
-def circuit(qubits: int, depth: int) -> tuple[str, list[Any]]:
-    """A circuit of gates of two qubits each, with all its ends closed."""
-    generator, label = np.random.default_rng(6), count()
-    ends = [chr(256 + next(label)) for _ in range(qubits)]
-    terms, shapes = list(ends), [(2,)] * qubits
-    for layer in range(depth):
-        for at in range(layer % 2, qubits - 1, 2):
-            new = [chr(256 + next(label)) for _ in range(2)]
-            terms.append("".join([*new, *ends[at : at + 2]]))
-            shapes.append((2,) * 4)
-            ends[at : at + 2] = new
-    terms += ends
-    arrays = [generator.standard_normal(shape) / 2 for shape in [*shapes, *[(2,)] * qubits]]
-    return f"{','.join(terms)}->", arrays
-
-
-def test_a_circuit_is_cut_at_little_cost() -> None:
-    equation, arrays = circuit(20, 20)
-    plain = explain(equation, *arrays)
-    limit = plain.largest_intermediate // 8
-    memory = explain(equation, *arrays, memory_limit=limit).to_dict()["memory"]
-    assert memory["peak_bytes"] <= limit
-    assert memory["flops_ratio"] < 1.5
-    assert memory["pieces"] <= 512
-    np.testing.assert_allclose(
-        fast_einsum(equation, *arrays, memory_limit=limit), fast_einsum(equation, *arrays), rtol=1e-9
-    )
-
-
-def test_pieces_that_nobody_waits_for_are_refused() -> None:
-    equation, arrays = circuit(26, 16)
-    with pytest.raises(EinsumError, match=r"times the FLOPs of all at once; allow more memory"):
-        explain(equation, *arrays, optimize="greedy", memory_limit=explain(equation, *arrays).largest_intermediate // 2)
-
-
-@pytest.mark.parametrize(("qubits", "depth", "part"), [(22, 16, 4), (22, 20, 4), (24, 20, 16)])
-def test_trees_of_circuits_are_searched_for_with_their_cuts(qubits: int, depth: int, part: int) -> None:
-    equation, arrays = circuit(qubits, depth)
-    limit = explain(equation, *arrays, memory_limit=1 << 40).to_dict()["memory"]["peak_bytes"] // part
-    memory = explain(equation, *arrays, memory_limit=limit).to_dict()["memory"]
-    assert memory["peak_bytes"] <= limit
-    assert memory["flops_ratio"] < 4
-    assert memory["pieces"] <= 512
-    result, peak = peak_of(lambda: fast_einsum(equation, *arrays, memory_limit=limit))
-    assert peak <= limit + PYTHON + 512 * len(arrays)
-    np.testing.assert_allclose(result, fast_einsum(equation, *arrays), rtol=1e-9)
 
 
 NETWORKS = st.lists(st.text("abcdefg", min_size=1, max_size=4), min_size=2, max_size=9)

@@ -49,7 +49,7 @@ _IN_MEMORY = {torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA}
 
 
 _unregistered: list[Callable[[], None]] = []
-"""What registers each operator with torch, which takes milliseconds: whoever only calls them needs none."""
+"""Functions that register an operator with torch. That takes milliseconds, and calls that aren't traced do without."""
 
 _registering = Lock()
 

@@ -104,7 +104,7 @@ _apply = recorded(FastEinsum)
 
 @contextmanager
 def _standing_for(calls: int) -> Iterator[None]:
-    """Have each call of the block stand for so many."""
+    """Count each call that the block makes as so many calls."""
     from einops_fast.runtime.tiers import stands_for
 
     token = stands_for.set(calls)
@@ -115,9 +115,10 @@ def _standing_for(calls: int) -> Iterator[None]:
 
 
 def _recorded(plan: Plan, run: Run) -> Run:
-    """What autograd records as one node; as long as kernels aren't there, torch records most calls of its einsum.
+    """Return what computes a pair, as one node of autograd's.
 
-    That saves what it has copied, and its gradients copy less than those which are contractions of their own.
+    Before kernels are there, three calls of four go to torch's einsum, which torch records: its gradients use the
+    copies that were made for the result, where contractions of their own make them again.
     """
     step = plan.steps[0]
     native = einsum_of(plan, step.any_order) if isinstance(step, Fused) and hasattr(run, "at_once") else None
