@@ -72,3 +72,12 @@ def test_version_is_read_without_an_import(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.delitem(sys.modules, "triton", raising=False)
     assert installed_version() == "3.2.0"
     assert "triton" not in sys.modules
+
+
+def test_plans_and_first_calls_import_nothing_of_triton() -> None:
+    modules = (
+        "torch.einsum.autograd", "torch.einsum.libraries", "torch.memory", "torch.ops.fused",
+        "torch.attention.beginning", "triton.contraction.choice",
+    )  # fmt: skip
+    imports = "; ".join(f"import einops_fast.backends.{module}" for module in modules)
+    assert run_python("-c", f"import sys, torch; {imports}; print('triton' in sys.modules)").stdout == "False\n"

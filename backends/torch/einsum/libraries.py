@@ -12,7 +12,6 @@ from einops_fast.backends.base import Run
 from einops_fast.backends.gpus import gpu_ceilings
 from einops_fast.backends.torch.backend import TorchBackend
 from einops_fast.backends.torch.memory import TorchMemory
-from einops_fast.backends.triton.contraction.candidates import kernel_candidates
 from einops_fast.backends.triton.contraction.library import LibraryCalls
 from einops_fast.planning.steps import Fused, Gemm, Loop
 
@@ -75,6 +74,8 @@ class CopyingByKernel(TorchBackend):
 
 def _copy_of(array: Any) -> Run:
     """Return a function that copies arrays like this one into C order."""
+    from einops_fast.backends.triton.contraction.candidates import kernel_candidates  # imports Triton
+
     memory = TorchMemory()
     shape, strides, device = tuple(array.shape), array.stride(), memory.device(array)
     labels = ascii_letters[: len(shape)]
