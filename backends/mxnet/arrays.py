@@ -11,6 +11,7 @@ import numpy as np
 
 from einops_fast.attention.arrays import Arrays
 from einops_fast.backends.mxnet.importing import import_mxnet
+from einops_fast.backends.mxnet.ops import nothing
 
 mxnet = import_mxnet()
 mnp, autograd = mxnet.np, mxnet.autograd
@@ -53,11 +54,7 @@ class MxnetArrays(Arrays):
         return self.xp.full(tuple(shape), value, dtype=like.dtype, device=like.device)
 
     def nothing(self, shape: Sequence[int], *arrays: Any) -> Any:
-        # Of its functions on arrays without elements, gradients are what is in memory there, or end the process; but
-        # not of those that take such an array from one with elements.
-        zeros = self.full(shape if prod(shape) else (1,), 0.0, arrays[0])
-        found = self.where(zeros > 0, sum([self.xp.sum(each) for each in arrays]), zeros)
-        return found if prod(shape) else found[:0].reshape(tuple(shape))
+        return nothing(shape, arrays[0].dtype, *arrays)
 
     def expand(self, array: Any, shape: Sequence[int]) -> Any:
         if array.dtype in _FLOATS and not prod(shape):

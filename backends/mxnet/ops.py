@@ -40,6 +40,17 @@ def reshape(a: Any, shape: tuple[int, ...]) -> Any:
     return mnp.ndarray(handle=handle, writable=a.writable)
 
 
+def nothing(shape: Sequence[int], dtype: Any, *arrays: Any) -> Any:
+    """Zeros, whose gradients are zeros of ``arrays``, floats.
+
+    Of MXNet's functions on arrays without elements, gradients are what is in memory there, or end the process; but not
+    of those that take such an array from one with elements.
+    """
+    zeros = mnp.zeros(tuple(shape) if prod(shape) else (1,), dtype, device=arrays[0].device)
+    found = mnp.where(zeros > 0, sum([mnp.sum(each).astype(dtype) for each in arrays]), zeros)
+    return found if prod(shape) else found[:0].reshape(tuple(shape))
+
+
 # oneDNN takes arrays of up to six axes in MXNet. Beyond that, sums fail and products don't use it.
 ONEDNN_AXES = 6
 

@@ -150,6 +150,32 @@ def test_gradients(equation: str, grad_req: str) -> None:
         np.testing.assert_allclose(operand.grad.asnumpy(), times * wanted, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("optimize", ["auto", True])
+@pytest.mark.parametrize(
+    ("equation", "shapes"),
+    [
+        ("i,j->ij", [(3,), (0,)]),
+        ("ij,jk->ik", [(3, 2), (2, 0)]),
+        ("ij,jk->ik", [(3, 0), (0, 2)]),
+        ("bhij,bhjd->bihd", [(3, 1, 0, 4), (3, 1, 4, 3)]),
+        ("ii,j->i", [(3, 3), (0,)]),
+        ("i,j,ij->i", [(3,), (0,), (3, 0)]),
+        ("ij->j", [(0, 3)]),
+    ],
+)
+def test_gradients_of_nothing_are_zeros(equation: str, shapes: list[tuple[int, ...]], optimize: str | bool) -> None:
+    operands = [mnp.ones(shape) for shape in shapes]
+    for operand in operands:
+        operand.attach_grad()
+        operand.grad[()] = 7.0
+    with autograd.record():
+        result = fast_einsum(equation, *operands, optimize=optimize)
+    result.backward()
+    np.testing.assert_array_equal(result.asnumpy(), np.einsum(equation, *map(np.ones, shapes)))
+    for operand in operands:
+        np.testing.assert_array_equal(operand.grad.asnumpy(), np.zeros(operand.shape))
+
+
 def test_gradient_through_a_diagonal() -> None:
     a = mnp.ones((3, 3))
     a.attach_grad()
