@@ -56,8 +56,7 @@ def chunked_einsum(call: Call, out: Any, dtype: Any, order: str, casting: Any, o
         if not np.can_cast(array.dtype, wanted, casting):
             raise OperandError(f"operand {at} has dtype {array.dtype}, which {casting=} doesn't convert to {wanted}")
     terms = [
-        _without_singles(array.astype(wanted), labels, sizes)
-        for array, labels in zip(arrays, subscripts.inputs, strict=True)
+        _operand(array.astype(wanted), labels, sizes) for array, labels in zip(arrays, subscripts.inputs, strict=True)
     ]
     path = candidate_paths(subscripts, sizes, optimize, None)[0]
     for number, positions in enumerate(path, 1):
@@ -70,11 +69,12 @@ def chunked_einsum(call: Call, out: Any, dtype: Any, order: str, casting: Any, o
     return terms[0][0]
 
 
-def _without_singles(array: Any, labels: str, sizes: Mapping[str, int]) -> tuple[Any, str]:
-    """An operand and its labels, without axes of one element that stand for longer ones."""
+def _operand(array: Any, labels: str, sizes: Mapping[str, int]) -> tuple[Any, str]:
+    """An operand and its labels: without axes of one element that stand for longer ones, diagonals in whole blocks."""
     single = [size == 1 != sizes[label] for label, size in zip(labels, array.shape, strict=True)]
     left = "".join([label for label, alone in zip(labels, single, strict=True) if not alone])
-    return array[tuple([0 if alone else slice(None) for alone in single])], left
+    array = array[tuple([0 if alone else slice(None) for alone in single])]
+    return array.rechunk({at: array.chunks[left.index(label)] for at, label in enumerate(left)}), left
 
 
 def _contracted(terms: Sequence[tuple[Any, str]], kept: str) -> Any:
@@ -117,8 +117,8 @@ def _in_smaller_blocks(terms: Sequence[tuple[Any, str]], kept: str) -> Sequence[
 
 
 def _of_one(terms: Sequence[tuple[Any, str]]) -> set[str]:
-    """Labels that one of the arrays has only."""
-    every = [label for _, labels in terms for label in set(labels)]
+    """Labels that one of the arrays has only, and once."""
+    every = [label for _, labels in terms for label in labels]
     return {label for label in every if every.count(label) == 1}
 
 

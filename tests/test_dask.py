@@ -49,6 +49,15 @@ def test_blocks_give_what_whole_arrays_do(equation: str, shapes: Any) -> None:
     np.testing.assert_allclose(found.compute(scheduler="threads"), expected, atol=1e-12)
 
 
+@pytest.mark.parametrize("chunks", [((2, 4), (6,)), ((2, 4), (4, 2)), ((6,), (1, 5))])
+@pytest.mark.parametrize("equation", ["ii->i", "ii", "ii,j->ij", "ii,ij->j"])
+def test_axes_of_a_diagonal_have_blocks_of_their_own(equation: str, chunks: Any) -> None:
+    square, row, block = arrays((6, 6), (5,), (6, 5))
+    others = [{"j": row, "ij": block}[term] for term in equation.split("->")[0].split(",")[1:]]
+    found = fast_einsum(equation, da.from_array(square, chunks=chunks), *others).compute(scheduler="sync")
+    np.testing.assert_allclose(found, np.einsum(equation, square, *others), atol=1e-12)
+
+
 @pytest.mark.parametrize("dtype", ["int8", "bool", "float32", "complex64"])
 def test_dtypes_are_numpys(dtype: str) -> None:
     given = arrays((70, 80), (80, 50), dtype=dtype)
