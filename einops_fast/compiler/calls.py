@@ -55,7 +55,7 @@ def call_attention(
         own = [axis for axis in of_bias if axis != keys]
         highest = bias.detach().amax(of_bias.index(keys), keepdim=True)
         alone = (highest <= ABSORBS) & (highest > -torch.inf)
-        bias = torch.where(alone, bias.detach() - highest, bias)
+        bias = bias - torch.where(alone, highest, 0.0)  # lies in memory as it did, and so do its gradients
         shared, alone = [each.squeeze(of_bias.index(keys)) for each in (highest, alone)]
         of_q = [axis for axis in own if axis not in of_q] + of_q
         q = torch.where(_spread(alone, own, of_q), 0.0, q)
