@@ -58,6 +58,9 @@ class Tree:
         self.count, self.cuts, self.pieces = len(self.legs), 0, 1
         slots = list(range(self.count))
         for positions, (_, _, result) in zip(path, network.contractions(path), strict=True):
+            if len(positions) == 1:
+                slots.append(slots.pop(positions[0]))
+                continue
             right, left = slots.pop(positions[1]), slots.pop(positions[0])
             slots.append(len(self.legs))
             self.kids[slots[-1]] = left, right
@@ -203,6 +206,13 @@ class Tree:
 
     def cut_labels(self) -> frozenset[str]:
         return frozenset([name for bit, name in self.names.items() if bit & self.cuts])
+
+
+def depth_first(network: Network, path: Path) -> Path:
+    """Return a path with the same pairs in the order in which the fewest elements are held at a time, nearly."""
+    tree = Tree(network, path, False)
+    tree.held()  # puts first, of two subtrees, the one whose making takes more beyond what is left of it
+    return tree.path()
 
 
 def annealed_trees(network: Network, paths: Sequence[Path], trained: bool, room: float, rate: float) -> list[Tree]:
