@@ -149,22 +149,11 @@ class Network:
 def candidate_paths(
     subscripts: Subscripts, sizes: dict[str, int], optimize: Any, room: int | None, loops: bool = False
 ) -> list[Path]:
-    """Paths worth pricing, best by FLOPs first; a single one where the caller chose.
+    """Paths worth pricing, best by FLOPs first; a single one where the caller chose by ``optimize``.
 
-    Args:
-        subscripts: the parsed equation.
-        sizes: extent of every label.
-        optimize: ``'auto'`` or ``True``; ``False`` (left to right); the name of an opt_einsum optimizer or an
-            optimizer object; an explicit path, with or without NumPy's leading ``'einsum_path'``; or a pair of
-            an optimizer and a memory limit: elements of the largest intermediate, ``'max_input'`` for as many as
-            the largest operand or the result has, and ``-1`` or ``None`` for no limit.
-        room: elements that the largest intermediate may have, if known. A path that needs more, or more than the
-            caller's limit, is returned only if no other is found; then it's the one that needs least.
-        loops: one step may contract any number of terms without an intermediate. A path has such a step
-            only where no order of pairs keeps to the caller's limit.
-
-    Raises:
-        EinsumError: ``optimize`` is none of these.
+    ``room`` is how many elements the largest intermediate may have, if that is known. A path that needs more, or more
+    than the caller's limit, is returned only if no other is found; then it's the one that needs least. With ``loops``,
+    one step may contract any number of terms without an intermediate, where no order of pairs keeps to the limit.
     """
     inputs = subscripts.inputs
     count = len(inputs)

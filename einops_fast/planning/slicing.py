@@ -133,11 +133,7 @@ class _Cutting:
         self.spaces = [cost.workspace for cost in whole.costs]
 
     def steps(self, cuts: Mapping[str, int]) -> list[tuple[int, int, int, int]]:
-        """Return of each step its number, the elements held when it runs, how often all of it is made, and it runs.
-
-        Args:
-            cuts: the extents of the labels that are cut.
-        """
+        """Return of each step its number, the elements held when it runs, how often all of it is made, and it runs."""
         sizes, cut = self.sizes, cuts.keys()
         times = {label: -(-sizes[label] // extent) for label, extent in cuts.items()}
 

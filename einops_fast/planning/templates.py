@@ -28,11 +28,7 @@ _PRIMES = [number for number in range(1009, 1409, 2) if all(number % odd for odd
 def filled_in(
     subscripts: Subscripts, sizes: Mapping[str, int], operands: Sequence[Operand], target: Target, numerics: Numerics
 ) -> tuple[Step, ...] | None:
-    """The steps for two operands, as :func:`~einops_fast.planning.lowering.lower` makes them.
-
-    Returns:
-        ``None`` where they follow from the sizes, too: unless a GEMM computes the pair, without a copy.
-    """
+    """The steps that lowering makes for two operands; ``None`` unless a GEMM computes the pair without a copy."""
     one, two = operands
     dtype = numerics.compute
     if one.dtype != dtype or two.dtype != dtype:
@@ -125,12 +121,9 @@ def _is_one_product(steps: tuple[Step, ...], extents: tuple[int, ...], target: T
 
 
 def _maker(value: Any, labels: Mapping[int, str], products: dict[str, int]) -> Callable[[Sequence[int]], Any] | None:
-    """Return what makes a part of steps of the numbers that it holds, each a product; ``None`` if it holds none.
+    """Return what makes a part of steps of the numbers that it holds, each a product of sizes; ``None`` if it has none.
 
-    Args:
-        value: the part.
-        labels: by size.
-        products: the place of each number, by the labels that it is the product of; new ones are added.
+    ``products`` has the place of each number, by its labels; new ones are added.
     """
     if type(value) is int and value >= _PRIMES[0]:
         factors = "".join([label for size, label in labels.items() if value % size == 0])

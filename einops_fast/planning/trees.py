@@ -216,14 +216,9 @@ def depth_first(network: Network, path: Path) -> Path:
 
 
 def annealed_trees(network: Network, paths: Sequence[Path], trained: bool, room: float, rate: float) -> list[Tree]:
-    """Return trees that take few multiply-adds within some room, to be cut; searched for no longer than they may save.
+    """Return trees that take few multiply-adds within some room, in elements, beginning with these paths and others.
 
-    Args:
-        network: what is contracted.
-        paths: some to begin with.
-        trained: whether gradients are wanted, too.
-        room: in elements.
-        rate: multiply-adds in a second.
+    They are searched for no longer than they may save at this rate of multiply-adds in a second.
     """
     pairs = [path for path in [*paths, *_random_paths(network)] if all(len(positions) == 2 for positions in path)]
     if not pairs:
