@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import permutations
 from typing import Any
 
 import pytest
 from gpu_plans import TARGET, plan
 
 from einops_fast.explanation import explanation_of
-from einops_fast.planning.chains import chain_of, chain_order, products
+from einops_fast.planning.chains import chain_of, chain_order
 from einops_fast.planning.layout import contiguous_strides
 from einops_fast.planning.notation import parse
 from einops_fast.planning.plan import make_plan
@@ -21,13 +20,6 @@ CHAIN = "ai,ij,jk,kb->ab"
 
 def reads(steps: Sequence[Any]) -> list[tuple[int, ...]]:
     return [step.reads for step in steps]
-
-
-@pytest.mark.parametrize("order", list(permutations(range(4))))
-def test_order_is_that_of_the_shared_labels(order: tuple[int, ...]) -> None:
-    terms = [["ai", "ij", "jk", "kb"][at] for at in order]
-    assert chain_order(terms, "ab") == tuple(order.index(at) for at in range(4))
-    assert chain_order(terms, "ba") == tuple(order.index(at) for at in range(4))[::-1]
 
 
 @pytest.mark.parametrize(
@@ -54,13 +46,19 @@ def test_a_small_chain_is_one_step() -> None:
     made = plan(CHAIN, a=4096, b=4096, i=64, j=64, k=64)
     (step,) = made.steps
     assert isinstance(step, Fused)
-    assert step.reads == (0, 1, 2, 3)
     assert step.any_order
     assert [type(each) for each in step.library] == [Gemm] * 3
     assert sorted(slot for each in step.library for slot in each.reads) == list(range(6))
     chain = chain_of(step.loops)
     assert chain is not None
     assert (chain.sides, chain.depths) == ((1, 4096, 4096), (64, 64, 64))
+    told = explanation_of(made)
+    (report,) = told.steps
+    assert (report.kind, report.equation, report.reads) == ("fused", CHAIN, (0, 1, 2, 3))
+    assert report.cost.flops == told.flops == 2 * 4096 * (64 * 64 * 2 + 64 * 4096)
+    assert report.cost.moved == 2 * (4096 * 64 * 2 + 64 * 64 * 2 + 4096 * 4096)
+    assert "in one kernel, product by product, or by gemm and gemm and gemm" in str(told)
+    assert told.largest_intermediate == 0
 
 
 def test_the_library_reads_operands_in_the_order_of_the_step() -> None:
@@ -81,6 +79,7 @@ def test_the_library_reads_operands_in_the_order_of_the_step() -> None:
         ("float16", {"i": 64, "j": 512, "k": 64}),  # no tile holds it
         ("float32", {"i": 64, "j": 64, "k": 64}),  # without tensor cores, no tile holds so much
         ("float16", {"i": 200, "j": 16, "k": 16}),
+        ("float64", {"i": 64, "j": 64, "k": 64}),  # of which there are no kernels
     ],
 )
 def test_large_matrices_are_multiplied_in_pairs(dtype: str, sizes: dict[str, int]) -> None:
@@ -109,12 +108,6 @@ def test_an_order_that_was_asked_for_is_kept() -> None:
     assert reads(plan(CHAIN, optimize=[(0, 1, 2, 3)], **sizes).steps) == [(0, 1, 2, 3)]
 
 
-def test_there_are_no_chains_without_kernels() -> None:
-    sizes = dict.fromkeys("ab", 4096) | dict.fromkeys("ijk", 64)
-    made = plan(CHAIN, "float64", **sizes)
-    assert [type(step) for step in made.steps] == [Gemm] * 3
-
-
 def test_converted_operands_are_chains_and_repeated_ones_are_not() -> None:
     operands = [Operand((512, 16), (16, 1), "float32"), Operand((16, 16), (16, 1), "float16")]
     operands.append(Operand((16, 512), (512, 1), "float16"))
@@ -123,19 +116,3 @@ def test_converted_operands_are_chains_and_repeated_ones_are_not() -> None:
     assert sorted(steps[1].reads) == [1, 2, 3]
     steps = plan("ai,ijj,jb->ab", a=512, b=512, i=16, j=16).steps
     assert [type(step) for step in steps] == [Diagonal, Fused, Fused]
-
-
-def test_products_of_a_chain_are_those_of_its_pairs() -> None:
-    (step,) = plan(CHAIN, a=100, b=200, i=3, j=5, k=7).steps
-    assert isinstance(step, Fused)
-    assert products(step.loops) == 100 * (3 * 5 + 5 * 7 + 7 * 200)
-
-
-def test_explain_says_that_it_is_one_kernel() -> None:
-    told = explanation_of(plan(CHAIN, a=4096, b=4096, i=64, j=64, k=64))
-    (step,) = told.steps
-    assert (step.kind, step.equation, step.reads) == ("fused", CHAIN, (0, 1, 2, 3))
-    assert step.cost.flops == told.flops == 2 * 4096 * (64 * 64 * 2 + 64 * 4096)
-    assert step.cost.moved == 2 * (4096 * 64 * 2 + 64 * 64 * 2 + 4096 * 4096)
-    assert "in one kernel, product by product, or by gemm and gemm and gemm" in str(told)
-    assert told.largest_intermediate == 0
