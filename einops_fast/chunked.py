@@ -31,13 +31,7 @@ def _dask() -> Any:
 
 
 def chunked_einsum(call: Call, out: Any, dtype: Any, order: str, casting: Any, optimize: Any) -> Any:
-    """Return the einsum of arrays of which one at least is Dask's, as a Dask array.
-
-    The order of a result in memory is that of its blocks, and up to them.
-
-    Raises:
-        OperandError: ``out`` is given, sizes aren't known, or an operand isn't converted by ``casting``.
-    """
+    """Return the einsum of arrays of which one at least is Dask's, as a Dask array; the order is that of its blocks."""
     import numpy as np
 
     da = _dask()

@@ -57,10 +57,6 @@ def make_plan(
     """Choose a path and lower it. Of several candidate paths the one predicted to be fastest wins.
 
     ``room`` is how many elements an intermediate may have, if that is known.
-
-    Raises:
-        ShapeError: an axis has two sizes.
-        EinsumError: ``optimize`` can't be used.
     """
     shapes = [operand.shape for operand in operands]
     sizes = bind_sizes(subscripts, shapes)

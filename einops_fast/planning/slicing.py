@@ -246,9 +246,6 @@ def cheapest_slicing(subscripts: Subscripts, plans: Sequence[Plan], limit: int, 
     Of the plans of whole calls, each by another path, some labels may be cut already (``begun``), into single elements.
     ``plan_of`` makes the plan of a piece: of what is left of a path, with these extents of labels. ``trees`` are others
     than those of the plans, and not cut yet.
-
-    Raises:
-        EinsumError: the result alone is larger, no piece is small enough, or pieces take too many FLOPs.
     """
     # For gradients all of a piece is contracted anew, wherever loops end.
     ends = [False] if trained else [False, True]
