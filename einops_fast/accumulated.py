@@ -14,11 +14,7 @@ from einops_fast.runtime.tracing import is_tracing
 
 
 def accumulated(beta: Any, operands: Sequence[Any], out: Any, sizes: Mapping[str, Any], options: dict[str, Any]) -> Any:
-    """Return ``out`` with ``beta`` times itself and the result of a call of these options in it.
-
-    Raises:
-        OperandError: there is no ``out``, or the sum isn't one that it can hold.
-    """
+    """Return ``out`` with ``beta`` times itself and the result of a call of these options in it."""
     if out is None:
         if operands and isinstance(operands[0], str) and re.search(r"\bbeta\b", operands[0]):  # the size of an axis
             return with_sizes(operands, {**sizes, "beta": beta}, None, **options)

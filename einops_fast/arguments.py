@@ -18,14 +18,10 @@ CASTINGS: tuple[str, ...] = get_args(Casting)
 
 
 class Call(NamedTuple):
-    """The arguments of an einsum in either form.
-
-    Attributes:
-        arrays: the operands.
-        spelled: the equation, or the label lists of the operands and of the result (``None``: implicit).
-    """
+    """The arguments of an einsum in either form."""
 
     arrays: Sequence[Any]
+    # the equation, or the label lists of the operands and of the result (`None`: implicit)
     spelled: str | tuple[Sequence[Sequence[Hashable]], Sequence[Hashable] | None]
 
     def subscripts(self, ranks: tuple[int, ...]) -> Subscripts:
@@ -36,10 +32,7 @@ class Call(NamedTuple):
 
 
 def read_options(order: Any, casting: Any) -> str:
-    """Return the order as one capital letter, for any of NumPy's spellings of it: ``'c'``, ``b'C'``, ``None``.
-
-    Raises:
-        OperandError: NumPy knows no such order or casting.
+    """Return the order as one capital letter, for any of NumPy's spellings of it; refuse what NumPy doesn't know.
 
     >>> read_options("f", "safe"), read_options(None, "no")
     ('F', 'K')
@@ -53,14 +46,7 @@ def read_options(order: Any, casting: Any) -> str:
 
 
 def read_call(operands: Sequence[Any]) -> Call:
-    """Tell arrays from labels.
-
-    Args:
-        operands: an equation and arrays (or one list of them), or arrays and label lists in turn.
-
-    Raises:
-        SubscriptsError: it is neither.
-    """
+    """Tell arrays from labels: an equation and arrays (or one list of them), or arrays and label lists in turn."""
     if not operands:
         raise SubscriptsError("fast_einsum needs an equation and operands, or operands and lists of labels")
     if isinstance(operands[-1], str) and len(operands) > 1:
@@ -100,10 +86,7 @@ def _reject_order(last: str) -> None:
 
 
 def label_list(value: Any) -> Sequence[Hashable] | None:
-    """The labels of an operand or of the result; ``None`` if this is no list of them.
-
-    Args:
-        value: a sequence other than a string, or an array of integers (and ellipses) with one axis.
+    """The labels in a sequence, or in an array of integers (and ellipses) with one axis; ``None`` for anything else.
 
     >>> import numpy as np
     >>> label_list(np.array([0, 2])), label_list(range(2)), label_list("ij")
@@ -151,11 +134,7 @@ def is_handed_over(arrays: Sequence[Any]) -> bool:
 
 
 def own_arrays(arrays: Sequence[Any], out: Any = None) -> tuple[Backend, list[Any]]:
-    """The backend that all arrays belong to, and the arrays; scalars and lists become NumPy's.
-
-    Raises:
-        OperandError: two frameworks, or a type that no backend knows.
-    """
+    """The backend that all arrays belong to, and the arrays; scalars and lists become NumPy's."""
     found = [backend_for_type(type(array)) for array in arrays]
     backend = next((each for each in found if each is not None), None) or get_backend("numpy")
     for at, other in enumerate(found):

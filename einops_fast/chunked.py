@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib import import_module
@@ -31,13 +32,7 @@ def _dask() -> Any:
 
 
 def chunked_einsum(call: Call, out: Any, dtype: Any, order: str, casting: Any, optimize: Any) -> Any:
-    """Return the einsum of arrays of which one at least is Dask's, as a Dask array.
-
-    The order of a result in memory is that of its blocks, and up to them.
-
-    Raises:
-        OperandError: ``out`` is given, sizes aren't known, or an operand isn't converted by ``casting``.
-    """
+    """Return the einsum of arrays of which one at least is Dask's, as a Dask array; the order is that of its blocks."""
     import numpy as np
 
     da = _dask()
@@ -108,18 +103,13 @@ def _in_smaller_blocks(terms: Sequence[tuple[Any, str]], kept: str) -> Sequence[
     factor = prod(longest[label] for label in kept) * item / most
     if factor <= 1 or len(terms) < 2:
         return terms
+    users = Counter([label for _, labels in terms for label in labels])
     made = []
     for array, labels in terms:
-        free = {at: "auto" for at, label in enumerate(labels) if label in kept and label in _of_one(terms)}
+        free = {at: "auto" for at, label in enumerate(labels) if label in kept and users[label] == 1}
         limit = max(int(prod(array.chunksize) * item / factor ** (1 / len(terms))), item)
         made.append((array.rechunk(free, block_size_limit=limit) if free else array, labels))
     return made
-
-
-def _of_one(terms: Sequence[tuple[Any, str]]) -> set[str]:
-    """Labels that one of the arrays has only, and once."""
-    every = [label for _, labels in terms for label in labels]
-    return {label for label in every if every.count(label) == 1}
 
 
 def _of_blocks(equation: str, summed: int, *blocks: Any) -> Any:

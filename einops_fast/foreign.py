@@ -73,10 +73,8 @@ def refuse_stand_in(value: Any, name: str) -> None:
 def dispatch(call: Call, **options: Any) -> Any:
     """Return what NumPy's einsum gives for arrays with ``__array_function__``.
 
-    Args:
-        call: the operands and their axes. An equation that NumPy can't read, such as one of words, reaches the
-            arrays in letters.
-        options: those of :func:`einops_fast.fast_einsum`; defaults are left to the arrays' own function.
+    An equation that NumPy can't read, such as one of words, reaches the arrays in letters. Options that are defaults
+    are left to the arrays' own function.
     """
     import numpy as np
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -32,7 +32,7 @@ from einops_fast.planning.path import FEW, Network, Path, candidate_paths, with_
 from einops_fast.planning.plan import Plan, compile_plan, make_plan
 from einops_fast.planning.slicing import Slicing, cheapest_slicing, whole_peak
 from einops_fast.planning.target import Operand
-from einops_fast.planning.trees import Tree, annealed_trees
+from einops_fast.planning.trees import Tree, annealed_trees, depth_first
 from einops_fast.runtime.limits import current_limit, limit_now, read_bytes, unlimited
 from einops_fast.runtime.loops import in_loops
 from einops_fast.runtime.plan_cache import emptied_with_plans, keep
@@ -244,18 +244,21 @@ def slicing_of(
             rest.subscripts._replace(inputs=tuple(inputs), output=output), cut, target, numerics, rest.path
         )
 
-    def planned(paths: Iterable[Path]) -> list[Plan]:
-        return [make_plan(subscripts, operands, target, numerics, path) for path in paths]
+    network, trained, trees = Network(subscripts.inputs, subscripts.output, sizes), target.gradients, list[Tree]()
+    plans: dict[Path, Plan] = {}
+
+    def add_plans(room: int | None) -> None:
+        for path in candidate_paths(subscripts, sizes, optimize, room):
+            ordered = depth_first(network, path)
+            if ordered not in plans:
+                plans[ordered] = make_plan(subscripts, operands, target, numerics, ordered)
 
     # Fewest FLOPs, and small intermediates: which of them is cut cheaper is seen when both are.
-    network, trained, trees = Network(subscripts.inputs, subscripts.output, sizes), target.gradients, list[Tree]()
-    paths = dict.fromkeys(map(network.depth_first, candidate_paths(subscripts, sizes, optimize, None)))
-    plans = planned(paths)
-    if begun or min([whole_peak(plan, trained) for plan in plans]) > limit:
+    add_plans(None)
+    if begun or min([whole_peak(plan, trained) for plan in plans.values()]) > limit:
         if len(operands) > 2 and optimize in ("auto", True):
             rate = target.ceilings.gemm_rate(numerics.compute) / 2
-            trees = annealed_trees(network, [*paths], trained, limit / ITEM_SIZES.get(numerics.compute, 8), rate)
+            trees = annealed_trees(network, [*plans], trained, limit / ITEM_SIZES.get(numerics.compute, 8), rate)
         if len(operands) <= FEW or not trees:
-            small = map(network.depth_first, candidate_paths(subscripts, sizes, optimize, limit // 8))
-            plans += planned([path for path in dict.fromkeys(small) if path not in paths])
-    return cheapest_slicing(subscripts, plans, limit, trained, begun, plan_of, trees)
+            add_plans(limit // 8)
+    return cheapest_slicing(subscripts, [*plans.values()], limit, trained, begun, plan_of, trees)

@@ -38,13 +38,10 @@ def test_classes(kind: type[EinsumError]) -> None:
         ((), "needs an equation and operands, or operands and lists of labels"),
         (("ij->i",), "equation 'ij->i' has no operands"),
         (("ij,jk", A), "2 terms for 1 operand"),
-        (("ij", A, A), "1 term for 2 operands"),
         (("row col -> column", A), "output has axis 'column', which no operand has"),
         (("(ij)", A), "axes can't be grouped"),
         ((A, [0, 1], A), "what follows operand 1 is of type ndarray"),
         ((A, "ij"), "what follows operand 0 is of type str"),
-        ((A, [0, [1]]), "a label must be hashable"),
-        ((A, [0, 1], [2]), "output has axis '2', which no operand has"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -58,11 +55,8 @@ def test_malformed_calls(args: tuple[Any, ...], problem: str) -> None:
     ("args", "problem"),
     [
         (("ij,jk->ik", A, V), ["operand 1 has 1 axis", "names 2"]),
-        ((A, [0]), ["operand 0 has 2 axes", "names 1"]),
         (("ij,jk->ik", A, A), ["axis 'j' has size 2 in operand 1 (axis 0 of shape (2, 3))", "size 3 in operand 0"]),
-        (("ii->i", A), ["axis 'i' has size 3 in operand 0 (axis 1", "size 2 in operand 0 (axis 0"]),
         ((A, [0, 1], A, [1, 2]), ["axis '1' has size 2 in operand 1", "size 3 in operand 0"]),
-        (("i,i,i->", V, V, np.ones(4)), ["axis 'i' has size 4 in operand 2", "size 3 in operand 0"]),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
@@ -136,11 +130,6 @@ def test_what_is_equal_to_a_bool_is_one_to_choose_an_order_by(optimize: Any) -> 
 def test_constants_that_are_no_numbers_of_operands(constants: Any) -> None:
     with pytest.raises(OperandError, match=r"constants=.* isn't a list of numbers of operands, such as \[1\]"):
         contract_expression("ij,jk->ik", (2, 3), np.ones((3, 4)), constants=constants)
-
-
-def test_no_such_option() -> None:
-    with pytest.raises(TypeError, match="no 'subscripts', and 'ij->i' no such axis; it has out, dtype"):
-        fast_einsum("ij->i", A, subscripts="ij->i")
 
 
 def test_dtype_that_does_not_exist_is_an_error_of_numpy() -> None:

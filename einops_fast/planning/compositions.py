@@ -42,11 +42,7 @@ class Composition(NamedTuple):
         return dict(self.named)
 
     def shapes(self, shapes: Sequence[tuple[int, ...]], given: Mapping[str, int]) -> list[tuple[int, ...]]:
-        """The shapes of the operands with one axis for each letter, where some sizes are given by name.
-
-        Raises:
-            ShapeError: an operand has another number of axes, or a size doesn't fit or can't be told.
-        """
+        """The shapes of the operands with one axis for each letter, where some sizes are given by name."""
         if len(shapes) != len(self.inputs):
             problem = f"the equation has {len(self.inputs)} terms, but there are {len(shapes)} operands"
             raise SubscriptsError(point_at(problem, self.text))
@@ -70,13 +66,7 @@ class Composition(NamedTuple):
         return [tuple(chain(*[part.sizes(sizes) for part in each])) for each in parts]
 
     def fixed(self, shapes: Sequence[tuple[int, ...]], given: Mapping[str, int]) -> list[list[list[int | None]]]:
-        """Per axis of each operand what holds for operands of any size: the sizes given for its parts, or ``None``.
-
-        The arguments are those of :meth:`shapes`, which fit.
-
-        Raises:
-            ShapeError: two parts of an axis have no size given.
-        """
+        """Per axis of each operand what holds for operands of any size: the sizes given for its parts, or ``None``."""
         parts = [self._parts(*each) for each in zip(range(len(shapes)), self.inputs, shapes, strict=True)]
         sizes = {letter: given.get(name) for letter, name in self.named}
         return [[self._fixed(part, sizes) for part in each] for each in parts]
@@ -155,9 +145,6 @@ class _Part(NamedTuple):
 def composition(equation: Any) -> Composition | None:
     """Read an equation with parentheses, or with ``1``; ``None`` for any other.
 
-    Raises:
-        SubscriptsError: it's malformed.
-
     >>> found = composition("b i (h d), b j (h d) -> b h i j")
     >>> found.letters, found.inputs[0], found.shapes([(2, 5, 12), (2, 6, 12)], {"h": 3})
     ('bihd,bjhd->bhij', ('b', 'i', 'hd'), [(2, 5, 3, 4), (2, 6, 3, 4)])
@@ -167,11 +154,7 @@ def composition(equation: Any) -> Composition | None:
 
 
 def composed(equation: str) -> Composition:
-    """Read any equation with names between blanks, ``'->'`` and parentheses or none.
-
-    Raises:
-        SubscriptsError: it's malformed.
-    """
+    """Read any equation with names between blanks, ``'->'`` and parentheses or none."""
     return Composition(*_read(equation))
 
 

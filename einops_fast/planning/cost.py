@@ -211,9 +211,7 @@ def native_seconds(
 ) -> float:
     """Predicted time in the framework's own einsum loops, where they are of use; arguments as above.
 
-    Args:
-        inner: length of the innermost loop, 0 where it makes no difference.
-        adds_to_memory: the innermost loop runs along the result, which each multiply-add reads and writes.
+    ``adds_to_memory``: the innermost loop runs along the result, which each multiply-add reads and writes.
     """
     rate, products = on.native, on.native_products
     if is_complex(dtype):

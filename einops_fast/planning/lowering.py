@@ -12,14 +12,12 @@ from collections.abc import Collection, Sequence
 from itertools import chain
 from math import prod
 
-from einops_fast.planning.chains import chain_of, chain_order
-from einops_fast.planning.cost import ITEM_SIZES, is_complex
-from einops_fast.planning.factors import right_operands, with_factor
-from einops_fast.planning.intermediate import axis_order, kernel_order, row_of
+from einops_fast.planning.chains import chain_of, chain_order, right_operands, with_factor
+from einops_fast.planning.cost import ITEM_SIZES
 from einops_fast.planning.layout import Term, arranged, compact_strides, contiguous_strides, padded_strides
 from einops_fast.planning.notation import Subscripts
 from einops_fast.planning.pairs import contract_pair, native_step
-from einops_fast.planning.remaining import Remaining
+from einops_fast.planning.remaining import Remaining, axis_order, kernel_order, row_of
 from einops_fast.planning.small_pairs import small_step
 from einops_fast.planning.steps import (
     Cast,
@@ -208,7 +206,7 @@ class Lowering:
         labels = set("".join(term.labels for term in terms))
         if labels in (set(self.subscripts.output), *(set(term.labels) for term in terms)):
             return terms  # nothing is summed, or each is read once: there's nothing to compute beyond that
-        if len(path) > 1 or not self.numerics.gemm or is_complex(self.numerics.compute):
+        if len(path) > 1:
             return None
         inputs, output = [term.labels for term in terms], self.subscripts.output
         order = chain_order(inputs, output)

@@ -71,29 +71,17 @@ class Subscripts(NamedTuple):
         return str(dict(self.names)[letter])
 
 
-def parse(equation: str, ranks: tuple[int, ...], *, words: bool = True) -> Subscripts:
-    """Read an equation for operands of the given ranks. Results are cached.
+@lru_cache(maxsize=4096)
+def parse(equation: str, ranks: tuple[int, ...], words: bool = True) -> Subscripts:
+    """Read an equation for operands of the given ranks; without ``words``, every letter is an axis.
 
-    Args:
-        equation: terms separated by ``','``, one per operand, and optionally ``'->'`` and the output term.
-            Without ``'->'`` the output is the ellipsis axes, then the labels that occur once, sorted.
-        ranks: the number of axes of each operand.
-        words: whether an axis may be a whole word. If not, every letter is an axis and blanks are ignored.
-
-    Raises:
-        SubscriptsError: the equation is malformed, or has more or fewer terms than there are operands.
-        ShapeError: a term doesn't fit the rank of its operand.
+    Without ``'->'`` the output is the ellipsis axes, then the labels that occur once, sorted.
 
     >>> parse('...ij,jk', (4, 2)).equation
     'abij,jk->abik'
     >>> parse('batch head i d, batch head j d -> batch head i j', (4, 4)).equation
     'bhid,bhjd->bhij'
     """
-    return _parse(equation, ranks, words)
-
-
-@lru_cache(maxsize=4096)
-def _parse(equation: str, ranks: tuple[int, ...], words: bool) -> Subscripts:
     plain = _plain(equation, ranks)
     if plain is not None:
         return plain
@@ -140,17 +128,9 @@ _LABELS = re.compile(r"[^\x00-@\[-`{-\x7f\s]+")
 def parse_interleaved(
     terms: Sequence[Sequence[Hashable]], output: Sequence[Hashable] | None, ranks: tuple[int, ...]
 ) -> Subscripts:
-    """Read the list form, ``einsum(x, [0, 1], y, [1, 2], [0, 2])``.
+    """Read the list form, ``einsum(x, [0, 1], y, [1, 2], [0, 2])``, for operands of the given ranks.
 
-    Args:
-        terms: per operand, its labels; ``Ellipsis`` may be one of them.
-        output: the labels of the result. None for the ellipsis axes, then the labels that occur once, sorted
-            (in order of appearance if they can't be compared).
-        ranks: the number of axes of each operand.
-
-    Raises:
-        SubscriptsError: the lists are malformed, or are more or fewer than the operands.
-        ShapeError: a list doesn't fit the rank of its operand.
+    Without an output, labels that can't be compared stay in order of appearance.
 
     >>> matmul = parse_interleaved([[0, 1], [..., 1, 'width']], [..., 0, 'width'], (2, 3))
     >>> matmul.equation, matmul.text
@@ -170,14 +150,7 @@ def parse_interleaved(
 
 
 def bind_sizes(subscripts: Subscripts, shapes: Sequence[tuple[int, ...]]) -> dict[str, int]:
-    """The size of every letter. Size 1 broadcasts between operands, as in NumPy and torch.
-
-    Args:
-        subscripts: parsed for operands of these ranks.
-        shapes: the shape of each operand.
-
-    Raises:
-        ShapeError: an axis has two sizes, neither of them 1; or two sizes within one operand.
+    """The size of every letter. Size 1 broadcasts between operands, but not within one, as in NumPy and torch.
 
     >>> bind_sizes(parse('ij,jk->ik', (2, 2)), [(2, 3), (1, 5)])
     {'i': 2, 'j': 3, 'k': 5}

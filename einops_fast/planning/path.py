@@ -78,34 +78,6 @@ class Network:
             terms.append(every.difference(summed) if summed else every)
             yield group, every, terms[-1]
 
-    def depth_first(self, path: Path) -> Path:
-        """Return a path with the same steps in the order in which the fewest elements are held at a time, nearly."""
-        count = len(self.inputs)
-        slots, read, most, left = list(range(count)), list[tuple[int, ...]](), [0] * count, [0] * count
-        for positions, (_, _, result) in zip(path, self.contractions(path), strict=True):
-            # Of two values, that one comes first whose making takes more beyond what is left of it.
-            slots_read = sorted([slots.pop(at) for at in reversed(positions)], key=lambda slot: left[slot] - most[slot])
-            held, peak = 0, 0
-            for slot in slots_read:
-                peak = max(peak, held + most[slot])
-                held += left[slot]
-            read.append(tuple(slots_read))
-            left.append(self.size(result))
-            most.append(max(peak, held + left[-1]))
-            slots.append(count + len(read) - 1)
-        order: list[int] = []
-        waiting = [count + len(read) - 1]
-        while waiting:  # the last step first
-            slot = waiting.pop()
-            if slot >= count:
-                order.append(slot)
-                waiting += read[slot - count]
-        slots, found = list(range(count)), list[tuple[int, ...]]()
-        for slot in reversed(order):
-            found.append(tuple(sorted([slots.index(each) for each in read[slot - count]])))
-            slots = [*[each for each in slots if each not in read[slot - count]], slot]
-        return tuple(found)
-
     def candidate(self, path: Path) -> _Candidate:
         """Price a path; a step of many terms counts as one loop nest."""
         flops, written = 0, [0]
@@ -177,22 +149,11 @@ class Network:
 def candidate_paths(
     subscripts: Subscripts, sizes: dict[str, int], optimize: Any, room: int | None, loops: bool = False
 ) -> list[Path]:
-    """Paths worth pricing, best by FLOPs first; a single one where the caller chose.
+    """Paths worth pricing, best by FLOPs first; a single one where the caller chose by ``optimize``.
 
-    Args:
-        subscripts: the parsed equation.
-        sizes: extent of every label.
-        optimize: ``'auto'`` or ``True``; ``False`` (left to right); the name of an opt_einsum optimizer or an
-            optimizer object; an explicit path, with or without NumPy's leading ``'einsum_path'``; or a pair of
-            an optimizer and a memory limit: elements of the largest intermediate, ``'max_input'`` for as many as
-            the largest operand or the result has, and ``-1`` or ``None`` for no limit.
-        room: elements that the largest intermediate may have, if known. A path that needs more, or more than the
-            caller's limit, is returned only if no other is found; then it's the one that needs least.
-        loops: one step may contract any number of terms without an intermediate. A path has such a step
-            only where no order of pairs keeps to the caller's limit.
-
-    Raises:
-        EinsumError: ``optimize`` is none of these.
+    ``room`` is how many elements the largest intermediate may have, if that is known. A path that needs more, or more
+    than the caller's limit, is returned only if no other is found; then it's the one that needs least. With ``loops``,
+    one step may contract any number of terms without an intermediate, where no order of pairs keeps to the limit.
     """
     inputs = subscripts.inputs
     count = len(inputs)

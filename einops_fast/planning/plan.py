@@ -9,9 +9,8 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from einops_fast.observing.observers import active
-from einops_fast.planning.chains import chain_order
+from einops_fast.planning.chains import chain_order, right_operands
 from einops_fast.planning.cost import ITEM_SIZES, StepCost, is_complex, step_costs
-from einops_fast.planning.factors import right_operands
 from einops_fast.planning.lowering import Lowering
 from einops_fast.planning.notation import Subscripts, bind_sizes
 from einops_fast.planning.path import Path, candidate_paths, check_optimize, explicit_path
@@ -58,10 +57,6 @@ def make_plan(
     """Choose a path and lower it. Of several candidate paths the one predicted to be fastest wins.
 
     ``room`` is how many elements an intermediate may have, if that is known.
-
-    Raises:
-        ShapeError: an axis has two sizes.
-        EinsumError: ``optimize`` can't be used.
     """
     shapes = [operand.shape for operand in operands]
     sizes = bind_sizes(subscripts, shapes)

@@ -133,11 +133,7 @@ class _Cutting:
         self.spaces = [cost.workspace for cost in whole.costs]
 
     def steps(self, cuts: Mapping[str, int]) -> list[tuple[int, int, int, int]]:
-        """Return of each step its number, the elements held when it runs, how often all of it is made, and it runs.
-
-        Args:
-            cuts: the extents of the labels that are cut.
-        """
+        """Return of each step its number, the elements held when it runs, how often all of it is made, and it runs."""
         sizes, cut = self.sizes, cuts.keys()
         times = {label: -(-sizes[label] // extent) for label, extent in cuts.items()}
 
@@ -250,9 +246,6 @@ def cheapest_slicing(subscripts: Subscripts, plans: Sequence[Plan], limit: int, 
     Of the plans of whole calls, each by another path, some labels may be cut already (``begun``), into single elements.
     ``plan_of`` makes the plan of a piece: of what is left of a path, with these extents of labels. ``trees`` are others
     than those of the plans, and not cut yet.
-
-    Raises:
-        EinsumError: the result alone is larger, no piece is small enough, or pieces take too many FLOPs.
     """
     # For gradients all of a piece is contracted anew, wherever loops end.
     ends = [False] if trained else [False, True]

@@ -14,9 +14,10 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from einops_fast.planning.cost import Product, gemm_seconds, multiply_seconds
-from einops_fast.planning.layout import contiguous_in_order, contiguous_strides
+from einops_fast.planning.layout import Term, contiguous_in_order, contiguous_strides
 from einops_fast.planning.lowering import Lowering
 from einops_fast.planning.notation import Subscripts
+from einops_fast.planning.roles import Roles
 from einops_fast.planning.steps import Fused, Gemm, Step, View
 from einops_fast.planning.target import Numerics, Operand, Target
 from einops_fast.record import Record
@@ -28,11 +29,7 @@ _PRIMES = [number for number in range(1009, 1409, 2) if all(number % odd for odd
 def filled_in(
     subscripts: Subscripts, sizes: Mapping[str, int], operands: Sequence[Operand], target: Target, numerics: Numerics
 ) -> tuple[Step, ...] | None:
-    """The steps for two operands, as :func:`~einops_fast.planning.lowering.lower` makes them.
-
-    Returns:
-        ``None`` where they follow from the sizes, too: unless a GEMM computes the pair, without a copy.
-    """
+    """The steps that lowering makes for two operands; ``None`` unless a GEMM computes the pair without a copy."""
     one, two = operands
     dtype = numerics.compute
     if one.dtype != dtype or two.dtype != dtype:
@@ -43,10 +40,9 @@ def filled_in(
     template = _template(subscripts, orders, target, numerics)
     if template is None:
         return None
-    extents = [prod([sizes[label] for label in labels]) for labels in template.extents]
-    batch, m, n, k = extents
+    product = Product(*[prod([sizes[label] for label in labels]) for labels in template.extents])
+    batch, m, n, k = product
     elements, on = (batch * m * k, batch * k * n, batch * m * n), target.ceilings
-    product = Product(batch, m, n, k)
     if gemm_seconds(product, 1, dtype, on) > multiply_seconds(product.full, elements, True, dtype, on):
         return None
     return template.make([prod([sizes[label] for label in labels]) for labels in template.products])
@@ -77,47 +73,41 @@ def _template(
 ) -> _Template | None:
     (left, right), output = subscripts.inputs, subscripts.output
     every = dict.fromkeys(left + right)
-    batch, rows, columns, contracted = [
-        "".join([label for label in every if (label in left, label in right, label in output) == role])
-        for role in ((True, True, True), (True, False, True), (False, True, True), (True, True, False))
-    ]
-    in_turn = ["".join([label for label in output if label in group]) for group in (batch, rows, columns)]
-    plain = output in (in_turn[0] + in_turn[1] + in_turn[2], in_turn[0] + in_turn[2] + in_turn[1])
     fastest = [term[order[-1] if order else -1] for term, order in zip((left, right), orders, strict=True)]
     if (
-        not (rows and columns and contracted and plain)
-        or len(every) < len(batch + rows + columns + contracted)
-        or len(set(left)) < len(left) or len(set(right)) < len(right)
+        len(set(left)) < len(left) or len(set(right)) < len(right)
         or len(every) > len(_PRIMES)
-        or (fastest[0] == fastest[1] and fastest[0] in batch)
         or numerics.native or not numerics.gemm or numerics.widens or numerics.compute != numerics.result
         or target.any_size or target.in_order or target.memory or not target.strided
     ):  # fmt: skip
         return None
     sizes = dict(zip(every, _PRIMES, strict=False))
     shapes = [tuple([sizes[label] for label in term]) for term in (left, right)]
+    roles = Roles(Term(0, left, shapes[0]), Term(1, right, shapes[1]), output, sizes)
+    batch, rows, columns, contracted = roles.batch, roles.rows, roles.columns, roles.contracted
+    plain = output in (batch + rows + columns, batch + columns + rows)
+    if not (rows and columns and contracted and plain) or (fastest[0] == fastest[1] and fastest[0] in batch):
+        return None
     operands = [
         Operand(shape, contiguous_in_order(shape, order or range(len(shape))), numerics.compute)
         for shape, order in zip(shapes, orders, strict=True)
     ]
     steps = Lowering(subscripts, sizes, target, numerics).run(operands, ((0, 1),))
-    extents = tuple([prod([sizes[label] for label in group]) for group in (batch, rows, columns, contracted)])
-    if not _is_one_product(steps, extents, target):
+    if not _is_one_product(steps, roles.product, target):
         return None
     products: dict[str, int] = {}
     make = _maker(steps, {size: label for label, size in sizes.items()}, products)
     return _Template((batch, rows, columns, contracted), tuple(products), make) if make else None
 
 
-def _is_one_product(steps: tuple[Step, ...], extents: tuple[int, ...], target: Target) -> bool:
+def _is_one_product(steps: tuple[Step, ...], product: Product, target: Target) -> bool:
     """Whether steps are one GEMM that reads both operands where they lie, and perhaps a view of its result."""
     first = steps[0]
     if isinstance(first, Fused):
-        return len(steps) == 1 and _is_one_product(first.library, extents, target)
+        return len(steps) == 1 and _is_one_product(first.library, product, target)
     if not isinstance(first, Gemm) or first.left.moves or first.right.moves:
         return False
-    batch, rows, columns, contracted = extents
-    if (prod(first.batch), {first.m, first.n}, first.k) != (batch, {rows, columns}, contracted):
+    if (prod(first.batch), {first.m, first.n}, first.k) != (product.batch, {product.m, product.n}, product.k):
         return False  # some rows or columns became a batch
     if first.buffer is not None and len(first.batch) > target.batch_axes:
         return False  # it is looped over
@@ -125,12 +115,9 @@ def _is_one_product(steps: tuple[Step, ...], extents: tuple[int, ...], target: T
 
 
 def _maker(value: Any, labels: Mapping[int, str], products: dict[str, int]) -> Callable[[Sequence[int]], Any] | None:
-    """Return what makes a part of steps of the numbers that it holds, each a product; ``None`` if it holds none.
+    """Return what makes a part of steps of the numbers that it holds, each a product of sizes; ``None`` if it has none.
 
-    Args:
-        value: the part.
-        labels: by size.
-        products: the place of each number, by the labels that it is the product of; new ones are added.
+    ``products`` has the place of each number, by its labels; new ones are added.
     """
     if type(value) is int and value >= _PRIMES[0]:
         factors = "".join([label for size, label in labels.items() if value % size == 0])

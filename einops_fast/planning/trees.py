@@ -58,6 +58,9 @@ class Tree:
         self.count, self.cuts, self.pieces = len(self.legs), 0, 1
         slots = list(range(self.count))
         for positions, (_, _, result) in zip(path, network.contractions(path), strict=True):
+            if len(positions) == 1:
+                slots.append(slots.pop(positions[0]))
+                continue
             right, left = slots.pop(positions[1]), slots.pop(positions[0])
             slots.append(len(self.legs))
             self.kids[slots[-1]] = left, right
@@ -205,15 +208,17 @@ class Tree:
         return frozenset([name for bit, name in self.names.items() if bit & self.cuts])
 
 
-def annealed_trees(network: Network, paths: Sequence[Path], trained: bool, room: float, rate: float) -> list[Tree]:
-    """Return trees that take few multiply-adds within some room, to be cut; searched for no longer than they may save.
+def depth_first(network: Network, path: Path) -> Path:
+    """Return a path with the same pairs in the order in which the fewest elements are held at a time, nearly."""
+    tree = Tree(network, path, False)
+    tree.held()  # puts first, of two subtrees, the one whose making takes more beyond what is left of it
+    return tree.path()
 
-    Args:
-        network: what is contracted.
-        paths: some to begin with.
-        trained: whether gradients are wanted, too.
-        room: in elements.
-        rate: multiply-adds in a second.
+
+def annealed_trees(network: Network, paths: Sequence[Path], trained: bool, room: float, rate: float) -> list[Tree]:
+    """Return trees that take few multiply-adds within some room, in elements, beginning with these paths and others.
+
+    They are searched for no longer than they may save at this rate of multiply-adds in a second.
     """
     pairs = [path for path in [*paths, *_random_paths(network)] if all(len(positions) == 2 for positions in path)]
     if not pairs:

@@ -1,19 +1,21 @@
-"""Which operands form a chain that one kernel multiplies, and when a plan has it do that."""
+"""Plans of three and more operands for kernels: chains in one step, products of factors, axes of intermediates."""
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import permutations
+from string import ascii_letters
 from typing import Any
 
+import numpy as np
 import pytest
 from gpu_plans import TARGET, plan
 
+from einops_fast import fast_einsum
 from einops_fast.explanation import explanation_of
-from einops_fast.planning.chains import chain_of, chain_order, products
+from einops_fast.planning.chains import chain_of, chain_order
 from einops_fast.planning.layout import contiguous_strides
 from einops_fast.planning.notation import parse
 from einops_fast.planning.plan import make_plan
-from einops_fast.planning.steps import Cast, Diagonal, Fused, Gemm
+from einops_fast.planning.steps import Cast, Diagonal, Fused, Gemm, Step
 from einops_fast.planning.target import Numerics, Operand
 
 CHAIN = "ai,ij,jk,kb->ab"
@@ -21,13 +23,6 @@ CHAIN = "ai,ij,jk,kb->ab"
 
 def reads(steps: Sequence[Any]) -> list[tuple[int, ...]]:
     return [step.reads for step in steps]
-
-
-@pytest.mark.parametrize("order", list(permutations(range(4))))
-def test_order_is_that_of_the_shared_labels(order: tuple[int, ...]) -> None:
-    terms = [["ai", "ij", "jk", "kb"][at] for at in order]
-    assert chain_order(terms, "ab") == tuple(order.index(at) for at in range(4))
-    assert chain_order(terms, "ba") == tuple(order.index(at) for at in range(4))[::-1]
 
 
 @pytest.mark.parametrize(
@@ -54,13 +49,19 @@ def test_a_small_chain_is_one_step() -> None:
     made = plan(CHAIN, a=4096, b=4096, i=64, j=64, k=64)
     (step,) = made.steps
     assert isinstance(step, Fused)
-    assert step.reads == (0, 1, 2, 3)
     assert step.any_order
     assert [type(each) for each in step.library] == [Gemm] * 3
     assert sorted(slot for each in step.library for slot in each.reads) == list(range(6))
     chain = chain_of(step.loops)
     assert chain is not None
     assert (chain.sides, chain.depths) == ((1, 4096, 4096), (64, 64, 64))
+    told = explanation_of(made)
+    (report,) = told.steps
+    assert (report.kind, report.equation, report.reads) == ("fused", CHAIN, (0, 1, 2, 3))
+    assert report.cost.flops == told.flops == 2 * 4096 * (64 * 64 * 2 + 64 * 4096)
+    assert report.cost.moved == 2 * (4096 * 64 * 2 + 64 * 64 * 2 + 4096 * 4096)
+    assert "in one kernel, product by product, or by gemm and gemm and gemm" in str(told)
+    assert told.largest_intermediate == 0
 
 
 def test_the_library_reads_operands_in_the_order_of_the_step() -> None:
@@ -81,6 +82,7 @@ def test_the_library_reads_operands_in_the_order_of_the_step() -> None:
         ("float16", {"i": 64, "j": 512, "k": 64}),  # no tile holds it
         ("float32", {"i": 64, "j": 64, "k": 64}),  # without tensor cores, no tile holds so much
         ("float16", {"i": 200, "j": 16, "k": 16}),
+        ("float64", {"i": 64, "j": 64, "k": 64}),  # of which there are no kernels
     ],
 )
 def test_large_matrices_are_multiplied_in_pairs(dtype: str, sizes: dict[str, int]) -> None:
@@ -109,12 +111,6 @@ def test_an_order_that_was_asked_for_is_kept() -> None:
     assert reads(plan(CHAIN, optimize=[(0, 1, 2, 3)], **sizes).steps) == [(0, 1, 2, 3)]
 
 
-def test_there_are_no_chains_without_kernels() -> None:
-    sizes = dict.fromkeys("ab", 4096) | dict.fromkeys("ijk", 64)
-    made = plan(CHAIN, "float64", **sizes)
-    assert [type(step) for step in made.steps] == [Gemm] * 3
-
-
 def test_converted_operands_are_chains_and_repeated_ones_are_not() -> None:
     operands = [Operand((512, 16), (16, 1), "float32"), Operand((16, 16), (16, 1), "float16")]
     operands.append(Operand((16, 512), (512, 1), "float16"))
@@ -125,17 +121,87 @@ def test_converted_operands_are_chains_and_repeated_ones_are_not() -> None:
     assert [type(step) for step in steps] == [Diagonal, Fused, Fused]
 
 
-def test_products_of_a_chain_are_those_of_its_pairs() -> None:
-    (step,) = plan(CHAIN, a=100, b=200, i=3, j=5, k=7).steps
+# ---- which operands are multiplied together, and the axes of intermediates
+
+
+def first(equation: str, **sizes: int) -> Step:
+    return plan(equation, **sizes).steps[0]
+
+
+def test_contracted_axes_go_last_where_neighbours_are_written_together() -> None:
+    step = first("bsd,dr,rf->bsf", b=4, s=2048, d=2048, r=16, f=2048)
+    assert (step.reads, step.labels) == ((0, 1), "bsr")
+
+
+def test_contracted_axes_go_first_where_too_few_neighbours_would_be_written_together() -> None:
+    """The last of them, ``i``, has two positions, and ``b`` before it comes from the other operand."""
+    sizes = {"a": 1024, "b": 1024, "c": 1024, "d": 1024, "i": 2}
+    assert first("ab,aic,bid->cd", **sizes).labels == "bic"
+    assert first("ab,aic,bid->cd", **sizes | {"i": 8}).labels == "cbi"
+
+
+@pytest.mark.parametrize("equation", ["ab,ac,ab->abc", "a,b,c->abc", "a,b,c,bc->cab"])
+def test_products_without_a_sum_are_one_step(equation: str) -> None:
+    (step,) = plan(equation, a=64, b=64, c=64).steps
     assert isinstance(step, Fused)
-    assert products(step.loops) == 100 * (3 * 5 + 5 * 7 + 7 * 200)
+    assert len(step.reads) == equation.count(",") + 1
 
 
-def test_explain_says_that_it_is_one_kernel() -> None:
-    told = explanation_of(plan(CHAIN, a=4096, b=4096, i=64, j=64, k=64))
-    (step,) = told.steps
-    assert (step.kind, step.equation, step.reads) == ("fused", CHAIN, (0, 1, 2, 3))
-    assert step.cost.flops == told.flops == 2 * 4096 * (64 * 64 * 2 + 64 * 4096)
-    assert step.cost.moved == 2 * (4096 * 64 * 2 + 64 * 64 * 2 + 4096 * 4096)
-    assert "in one kernel, product by product, or by gemm and gemm and gemm" in str(told)
-    assert told.largest_intermediate == 0
+@pytest.mark.parametrize(
+    ("equation", "reads"),
+    [
+        ("bi,oij,bj->bo", (2, 1, 0)),  # contiguous along the right operand's fastest axis
+        ("ijk,jr,kr->ir", (2, 0, 1)),  # it has that axis
+        ("ki,k,kj->ij", (2, 0, 1)),  # the larger one
+        ("kj,k,ki->ij", (0, 2, 1)),
+    ],
+)
+def test_left_operand_of_a_product_of_factors(equation: str, reads: tuple[int, ...]) -> None:
+    sizes = {"b": 4096, "o": 128, "i": 128, "j": 256, "k": 256, "r": 32}
+    (step,) = plan(equation, **sizes).steps
+    assert step.reads == reads
+
+
+@pytest.mark.parametrize(
+    ("equation", "sizes", "strides"),
+    [
+        ("ij,jk,kl->il", {"i": 512, "j": 300, "k": 1023, "l": 700}, (1024, 1)),
+        ("ij,jk,kl->il", {"i": 512, "j": 300, "k": 1024, "l": 700}, None),  # aligned as they are
+        ("ij,jk,kl->il", {"i": 512, "j": 300, "k": 3, "l": 700}, None),  # more gaps than elements
+        ("ij,jkm,kml->il", {"i": 512, "j": 300, "k": 31, "m": 33, "l": 700}, (1024, 33, 1)),  # both axes are a row
+    ],
+)
+def test_rows_of_an_intermediate_begin_where_a_thread_loads_at_once(
+    equation: str, sizes: dict[str, int], strides: tuple[int, ...] | None
+) -> None:
+    steps = plan(equation, optimize=[(0, 1), (0, 1)], **sizes).steps
+    before, after = steps
+    assert isinstance(before, Fused)
+    assert isinstance(after, Fused)
+    assert before.strides == strides
+    assert after.strides is None
+    at = after.reads.index(3)
+    read = {loop.label: loop.strides[at] for loop in after.loops if loop.strides[at]}
+    assert read == dict(zip(before.labels, strides or contiguous_strides(before.shape), strict=True))
+
+
+def test_what_an_elementwise_product_or_a_sum_reads_has_no_gaps() -> None:
+    steps = plan("ij,jk,ik->ik", optimize=[(0, 1), (0, 1)], i=512, j=300, k=1023).steps
+    assert [step.strides for step in steps if isinstance(step, Fused)] == [None, None]
+
+
+@pytest.mark.parametrize("name", ["ring", "ladder"])
+def test_networks_of_equal_shapes(name: str) -> None:
+    letters, generator = ascii_letters[:24], np.random.default_rng(0)
+    sides = [letters[at] + letters[(at + 1) % 12] for at in range(12)]
+    terms = sides if name == "ring" else [side + letters[at + 12] for at, side in enumerate(sides)] + [*letters[12:]]
+    output = "" if name == "ring" else letters[12]
+    equation = ",".join(terms) + "->" + output
+    arrays = [generator.standard_normal((3,) * len(term)) for term in terms]
+    expected = np.einsum(equation, *arrays, optimize="greedy")
+    np.testing.assert_allclose(fast_einsum(equation, *arrays), expected, rtol=1e-9)
+    np.testing.assert_allclose(
+        fast_einsum(equation, *[each.T for each in arrays]),
+        np.einsum(equation, *[each.T for each in arrays], optimize="greedy"),
+        rtol=1e-9,
+    )
