@@ -9,6 +9,7 @@ from torch.fx import Graph, Node
 
 from einops_fast.compiler.attention_call import Attention
 from einops_fast.compiler.match import Inserted, Match, Miss
+from einops_fast.compiler.nodes import example_of
 
 
 @dataclass
@@ -29,7 +30,7 @@ class AttentionSum(Match):
 
     def insert(self, graph: Graph) -> Inserted:
         """Put in a call for each, and the sum of their results."""
-        if not self.node.meta["example_value"].is_cuda and not all(part.is_deep() for part in self.parts):
+        if not example_of(self.node).is_cuda and not all(part.is_deep() for part in self.parts):
             raise Miss("not worth it", self.node)  # a processor has more to multiply than to read
         inserted = [part.insert(graph) for part in self.parts]
         results = {old: new for each in inserted for old, new in each.results.items()}

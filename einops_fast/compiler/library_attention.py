@@ -19,7 +19,7 @@ from einops_fast.compiler.constants import constant_of, guarded
 from einops_fast.compiler.masks import Band, band_of
 from einops_fast.compiler.match import Miss, Read
 from einops_fast.compiler.nest import Dim, Dims, Label, fresh
-from einops_fast.compiler.nodes import argument, dtype_of, expression, name_of, shape_of
+from einops_fast.compiler.nodes import argument, dtype_of, example_of, expression, name_of, shape_of
 from einops_fast.compiler.views import broadcast
 
 _HALVES = (torch.float16, torch.bfloat16)
@@ -84,7 +84,7 @@ def _shared(batch: Sequence[Dim], shape: Sequence[Any]) -> list[Dim]:
 
 def _is_faster(q: Node, k: Node, mask: Any) -> bool:
     """Return whether ours is faster than torch's function is when it's compiled."""
-    value, keys = q.meta["example_value"], k.meta["example_value"]
+    value, keys = example_of(q), example_of(k)
     if mask is not None:
         if value.is_cuda:
             return True

@@ -16,7 +16,7 @@ from einops_fast.compiler.contractions import product_of
 from einops_fast.compiler.layout import Layout, labels_of
 from einops_fast.compiler.match import Inserted, Match, Miss, Read
 from einops_fast.compiler.nest import Dims, Label, fresh
-from einops_fast.compiler.nodes import argument, dtype_of, name_of, shape_of, source_of
+from einops_fast.compiler.nodes import argument, dtype_of, example_of, name_of, shape_of, source_of
 from einops_fast.compiler.views import is_cast, seen_through
 
 _MANY = 64 << 20
@@ -165,4 +165,4 @@ def _index_of_rows(index: Any, rank: int) -> tuple[Any, ...] | None:
 def _bytes_of(node: Node) -> int:
     """Return the bytes of a tensor; where sizes change, of the one with which the program is compiled."""
     sizes = [size.node.hint if isinstance(size, torch.SymInt) else size for size in shape_of(node) or ()]
-    return 0 if None in sizes else prod(sizes) * node.meta["example_value"].element_size()
+    return 0 if None in sizes else prod(sizes) * example_of(node).element_size()

@@ -4,50 +4,29 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch.fx import Node
 
 from einops_fast.compiler.match import Miss
 from einops_fast.compiler.nest import Dims
-from einops_fast.compiler.nodes import argument, expression, name_of, shape_of, source_of
+from einops_fast.compiler.nodes import argument, name_of, same_size, shape_of, source_of
 from einops_fast.compiler.softmax import largest_of
-from einops_fast.compiler.views import broadcast, is_cast
+from einops_fast.compiler.views import axes_of, broadcast, is_cast
 
 
-def axis_without_last(node: Node) -> int | None:
+def axis_without_last(node: Node, dims: Dims) -> int | None:
     """Return the axis along which a node is all of a tensor but the last; ``None`` if it isn't."""
-    if name_of(node) != "getitem":
+    shape = shape_of(source_of(node))
+    axes = axes_of(node, source_of(node), dims) if shape is not None and name_of(node) == "getitem" else None
+    if shape is None or axes is None or tuple(axes.dims) != dims or axes.offset != 0 or len(axes.cut) != 1:
         return None
-    index: Any = argument(node, 1, "")
-    rank, source = len(shape_of(node) or ()), shape_of(source_of(node))
-    entries = list(index) if isinstance(index, tuple) else [index]
-    if Ellipsis in entries:
-        at = entries.index(Ellipsis)
-        entries[at : at + 1] = [slice(None)] * (rank - len(entries) + 1)
-    if source is None or len(source) != rank or not all(isinstance(entry, slice) for entry in entries):
-        return None
-    cut = [axis for axis, entry in enumerate(entries) if entry != slice(None)]
-    if len(cut) != 1:
-        return None
-    (axis,) = cut
-    start, stop, step = [_size(end) for end in (entries[axis].start, entries[axis].stop, entries[axis].step)]
-    whole = start in (None, 0) and step in (None, 1)
-    return axis if whole and stop in (-1, expression(source[axis]) - 1) else None
-
-
-def _size(end: Any) -> Any:
-    """Return where a slice ends as an expression: nothing may ask for the number of a size that changes."""
-    end = end.meta["example_value"] if isinstance(end, Node) else end
-    return expression(end) if isinstance(end, (int, torch.SymInt)) else end
+    (axis,) = axes.cut
+    return axis if same_size(axes.sizes[axis], shape[axis] - 1) else None
 
 
 def beside_sinks(node: Any, dims: Dims, axis: int) -> tuple[Node, tuple[Node, Dims], list[Node]]:
-    """Return scores that one column is joined to along an axis, that column, and the nodes from these to a softmax.
+    """Return scores that one column is joined to along the axis of keys, that column, and the nodes up to a softmax.
 
-    Args:
-        node: what the softmax is taken of.
-        dims: what indexes the scores.
-        axis: of the keys.
+    The softmax is taken of ``node``; ``dims`` index the scores.
     """
     inner = []
     while is_cast(node) or name_of(node) == "sub":

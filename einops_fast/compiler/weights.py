@@ -17,10 +17,9 @@ from einops_fast.compiler.layout import labels_of
 from einops_fast.compiler.match import Miss, Read
 from einops_fast.compiler.nest import Dims, Label, expanded
 from einops_fast.compiler.nodes import argument, name_of, source_of
-from einops_fast.compiler.parts import seen_in_part
 from einops_fast.compiler.sinks import axis_without_last
 from einops_fast.compiler.softmax import LAST_STEPS, Quotient, Softmax, softmax_of
-from einops_fast.compiler.views import broadcast, is_cast, seen_through
+from einops_fast.compiler.views import broadcast, is_cast, seen_in_part, seen_through
 
 _BETWEEN = frozenset(
     "dropout to type_as type float half bfloat16 double contiguous clone detach reshape flatten unflatten expand "
@@ -138,7 +137,7 @@ class WeightsReader:
                 node = self._factor(node, dims)
             elif is_cast(node):
                 node = source_of(node)
-            elif (axis := axis_without_last(node)) is not None:
+            elif (axis := axis_without_last(node, dims)) is not None:
                 if expanded(dims[axis]) != self.keys:
                     raise Miss("different offset", node)
                 self.with_sinks, node = axis, source_of(node)
