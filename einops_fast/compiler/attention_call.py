@@ -13,7 +13,7 @@ from torch.fx import Graph, Node
 
 from einops_fast.compiler.calls import ABSORBS, call_attention
 from einops_fast.compiler.constants import guarded
-from einops_fast.compiler.gains import Gain, gained, parted
+from einops_fast.compiler.gains import Gain, gained, multiplied, parted
 from einops_fast.compiler.layout import Layout, labels_of, number
 from einops_fast.compiler.masks import LARGE, Band, band_of, is_small
 from einops_fast.compiler.match import Inserted, Match, Miss, Read
@@ -78,8 +78,7 @@ class Attention(Match):
     @property
     def reads(self) -> list[Read]:  # type: ignore[override]
         beside = [mask.read for mask in self.masks] + [gain.read for gain in (*self.gains, *self._factors())]
-        beside += [each for each in self.times if isinstance(each, Read)]
-        beside += [] if self.sinks is None else [self.sinks]
+        beside += [each for each in (*self.times, self.sinks) if isinstance(each, Read)]
         return [self.q, *(self.k.parts or [self.k]), self.v, *self.biases, *beside]
 
     def insert(self, graph: Graph) -> Inserted:
@@ -175,17 +174,10 @@ class Attention(Match):
         if number != 1:
             node = graph.call_function(torch.mul, (node, number))
         for each in self.times:
-            if isinstance(each, (int, float)):
-                continue
-            read = each if isinstance(each, Read) else each.read
-            factor, own = layout.laid_out(read)
-            if not {*own} <= {*order}:
-                raise Miss("broadcast", read.node)
-            factor = layout.permuted(factor, own, order) if own else factor
             if isinstance(each, Gain):
-                node = graph.call_function(torch.div if each.divides else torch.mul, (node, factor))
-            else:
-                node = graph.call_method("masked_fill", (node, factor, 0.0))
+                node = multiplied(layout, node, order, each)
+            elif isinstance(each, Read):
+                node = graph.call_method("masked_fill", (node, layout.broadcast(each, order), 0.0))
         return graph.call_method("to", (node, dtype_of(self.node))) if self._factors() else node
 
     def _logs(self, layout: Layout, lse: Node, labels: list[Label]) -> dict[Node, Node]:

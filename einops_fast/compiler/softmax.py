@@ -128,7 +128,7 @@ def quotient_of(node: Node, dims: Dims, right: bool) -> Quotient | None:
     sums = broadcast(dims, inverse[1])
     total = None if sums is None else followed(inverse[1], sums, lambda each: name_of(each) == "sum")
     product = None if divided is None else product_of(divided[0], divided[1])
-    if divided is None or total is None or product is None or not product.summed or len(product.operands) != 2:
+    if divided is None or total is None or product is None or not product.summed:
         return None
     exponentials = followed(*product.operands[1 if right else 0], lambda each: name_of(each) == "exp")
     axis = axis_of(total[0])
