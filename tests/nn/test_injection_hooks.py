@@ -31,7 +31,6 @@ PARTS = [
     ("gpt2", "transformer.h.0.mlp.act"),
     ("llama", "model.layers.0.mlp.gate_proj"),
     ("llama", "model.layers.0.mlp.act_fn"),
-    ("llama", "model.layers.0.post_attention_layernorm"),
 ]
 
 

@@ -31,7 +31,6 @@ REPLACED = [
     ("llama", "sdpa", LLAMA.LlamaMLP, "forward"),
     ("llama", "sdpa", LLAMA.LlamaRMSNorm, "forward"),
     ("llama", "sdpa", LLAMA.LlamaAttention, "forward"),
-    ("llama", "sdpa", LLAMA.LlamaDecoderLayer, "forward"),
     ("llama", "sdpa", LLAMA, "apply_rotary_pos_emb"),
     ("llama", "sdpa", LLAMA, "rotate_half"),
     ("llama", "eager", LLAMA, "eager_attention_forward"),
