@@ -2,12 +2,9 @@
 
 from typing import Any
 
-import attention_blocks  # noqa: F401
 import attention_masks  # noqa: F401
 import attention_of_others  # noqa: F401
-import attention_sinks  # noqa: F401
 import attention_softmaxes  # noqa: F401
-import attention_sum_look_alikes  # noqa: F401
 import attention_sums  # noqa: F401
 import fused_programs
 import pytest
