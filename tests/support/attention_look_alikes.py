@@ -21,6 +21,11 @@ def look_alike(reason: str, *shapes: Any) -> Callable[[Callable[..., Any]], Call
     return add
 
 
+@look_alike("unsupported option", *HEADS_FIRST[:2], (B, H, N, 1))
+def values_of_one_feature(q, k, v):
+    return (q @ k.mT).softmax(-1) @ v
+
+
 @look_alike("value used elsewhere", *HEADS_FIRST)
 def scores_are_used_twice(q, k, v):
     scores = q @ k.mT
