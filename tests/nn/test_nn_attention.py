@@ -7,7 +7,6 @@ from unittest import mock
 import pytest
 import torch
 from ops_problems import DEVICE, gradients, kernels, leaf, randn
-from torch_operands import whole
 
 from einops_fast import EinsumError, OperandError, ShapeError, nn, ops
 
@@ -101,18 +100,6 @@ def test_as_multihead_attention(bias: bool) -> None:
     torch.testing.assert_close(gradients(lambda x, *_: ours(x, ~hidden), [x, *ours.parameters()]), expected)
     ours.is_causal = True
     torch.testing.assert_close(gradients(lambda x, *_: ours(x), [x, *ours.parameters()]), expected)
-
-
-@pytest.mark.parametrize("make", ["qkv", "bert", "gpt", "dropout"])
-def test_compiles_whole(make: str) -> None:
-    module = {
-        "qkv": lambda: nn.QKVSelfAttention(16, 4, num_kv_heads=2, is_causal=True),
-        "bert": lambda: nn.BertSelfAttention(16, 4, 0.0),
-        "gpt": lambda: nn.GPTAttention(16, 4, 0.0, 0.0),
-        "dropout": lambda: nn.FusedDropoutBias(0.0, 16, "gelu"),
-    }[make]().to(DEVICE)
-    x = randn(2, 5, 16, dtype="float32")
-    torch.testing.assert_close(whole(module)(x), module(x))
 
 
 def test_fused_dropout_bias() -> None:
