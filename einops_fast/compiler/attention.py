@@ -20,7 +20,7 @@ from einops_fast.compiler.attention_call import Attention, Mask
 from einops_fast.compiler.attention_sum import AttentionSum
 from einops_fast.compiler.constants import constant_of, filling_of, guarded, made_like, number_of, rounded, times_number
 from einops_fast.compiler.contractions import Product, is_contraction, product_of
-from einops_fast.compiler.gains import Gain, gain_of
+from einops_fast.compiler.gains import gain_of
 from einops_fast.compiler.key_blocks import blocks_of
 from einops_fast.compiler.layout import labels_of
 from einops_fast.compiler.masks import LARGE, gate_of
@@ -73,14 +73,8 @@ class Reader(WeightsReader):
     def __init__(self, keys: tuple[Label, ...], whole: bool) -> None:
         super().__init__(keys)
         self.whole = whole
-        self.biases: list[Read] = []
-        self.masks: list[Mask] = []
-        self.softcap = 0.0
-        self.features: tuple[Label, ...] = ()
         self.casts: list[torch.dtype | None] = []  # what scores are converted to on the way to the softmax, last first
         self.shifted = False  # the scores are those of the program but for a number that all keys have
-        self.gains: list[Gain] = []
-        self.sinks: Read | None = None
 
     def match(
         self, node: Node, result: Dims, product: Product, weights: tuple[Node, Dims], values: tuple[Node, Dims]
@@ -102,13 +96,9 @@ class Reader(WeightsReader):
         hidden = [reader.hidden(node) for reader, *_ in parts]
         target, result = self.permuted(node, result, [log for *_, logs in parts for log, *_ in logs])
         found = [
-            Attention(
-                target, result, q, k, v, self.keys, reader.features, scale, reader.softcap, reader.dropout_p,
-                reader.biases, reader.masks, empty, logs, [*reader.inner, *self.inner], gains=reader.gains,
-                sinks=reader.sinks, times=reader.times,
-            )
+            Attention(target, result, q, k, v, reader, scale, empty, [*reader.inner, *self.inner], logs)
             for (reader, q, k, scale, logs), empty in zip(parts, hidden, strict=True)
-        ]  # fmt: skip
+        ]
         return found[0] if len(found) == 1 else AttentionSum(found)
 
     def attended(

@@ -50,18 +50,17 @@ def match_library_attention(node: Node) -> Attention | None:
     k_read = reader.operand(k, _fitted((*shared, (keys,), (features,)), k, node))
     v_read = reader.operand(v, _fitted((*shared, (keys,), columns), v, node))
     target, result = reader.permuted(node, result, [])
-    masks, biases = list[Mask](), list[Read]()
+    reader.features, reader.dropout_p = (features,), dropout_p or 0.0
     if mask is not None:
         read = Read(mask, _fitted((*batch, rows, (keys,)), mask, node))
         if dtype_of(mask) == torch.bool:
-            masks.append(Mask(read, True, -math.inf))
+            reader.masks.append(Mask(read, True, -math.inf))
         else:
-            biases.append(read)
+            reader.biases.append(read)
     band = Band(None, 0, "top_left") if causal else None
     return Attention(
-        target, result, q_read, k_read, v_read, (keys,), (features,), factor, 0.0, dropout_p or 0.0, biases, masks,
-        "zeros", inner=reader.inner, band=band, rows=rows,
-    )  # fmt: skip
+        target, result, q_read, k_read, v_read, reader, factor, "zeros", reader.inner, band=band, rows=rows
+    )
 
 
 def _fitted(dims: Sequence[Dim], operand: Node, node: Node) -> Dims:
