@@ -17,12 +17,6 @@ def where(q, k, v, mask):
     return scores.softmax(-1) @ v
 
 
-@spelling(*HEADS_FIRST, Mask((B, 1, 1, N)), Mask((M, N)))
-def two_masks(q, k, v, one, other):
-    scores = (q @ k.mT).masked_fill(~one, -torch.inf)
-    return torch.where(other, scores, -torch.inf).softmax(-1) @ v
-
-
 @spelling(*HEADS_FIRST, Mask((B, 1, M, N)))
 def mask_of_scores_and_weights(q, k, v, mask):
     scores = (q @ k.mT).masked_fill(~mask, -1e9)
@@ -43,11 +37,6 @@ def two_biases(q, k, v, one, other):
     return scores.softmax(-1) @ v
 
 
-@spelling(*HEADS_FIRST, (H, M, N))
-def bias_that_is_scaled_too(q, k, v, bias):
-    return ((q @ k.mT - bias) * 0.25).softmax(-1) @ v
-
-
 @spelling(*HEADS_LAST, (M, N, H))
 def bias_with_heads_last(q, k, v, bias):
     scores = torch.einsum("bihd,bjhd->bijh", q, k) + bias
@@ -59,13 +48,6 @@ def causal_by_positions(q, k, v):
     n = q.shape[2]
     mask = torch.arange(n)[:, None] >= torch.arange(n)[None, :]
     return torch.where(mask, torch.einsum("bhid,bhjd->bhij", q, k), -1e9).softmax(-1) @ v
-
-
-@spelling(*SQUARE, Mask((B, 1, 1, M)))
-def causal_with_padding(q, k, v, mask):
-    causal = torch.ones(M, M).tril().view(1, 1, M, M)
-    scores = (q @ k.mT).masked_fill(causal == 0, float("-inf"))
-    return scores.masked_fill(~mask, float("-inf")).softmax(-1) @ v
 
 
 @spelling(*SQUARE)
@@ -89,14 +71,6 @@ def causal_by_the_positions_of_a_cache(q, k, v):
     rows = torch.arange(n - m, n)
     hidden = rows.view(-1, 1) < torch.arange(n).view(1, -1)
     return (q @ k.mT).masked_fill(hidden, -1e9).softmax(-1) @ v
-
-
-@spelling(*SQUARE, Mask((M, M)))
-def buffer_of_a_mask(q, k, v, mask):
-    """A registered buffer: what is in it isn't known."""
-    n = q.shape[-2]
-    scores = (q @ k.mT).masked_fill(mask.view(1, 1, M, M)[:, :, :n, :n] == 0, float("-inf"))
-    return scores.softmax(-1) @ v
 
 
 @spelling(*SQUARE, Mask((M, M)))

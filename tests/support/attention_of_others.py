@@ -36,47 +36,12 @@ def padding_as_an_additive_mask(q, k, v, mask):
     return joined(torch.matmul(torch.softmax(scores + extended, dim=-1), heads_of(v)))
 
 
-@spelling((B, M, H * D), (B, N, H * D), (B, N, H * D), (H,))
-def heads_that_are_weighed(q, k, v, of_heads):
-    """A mask of heads multiplies the weights."""
-    weights = torch.softmax(heads_of(q) @ heads_of(k).mT / math.sqrt(D), -1)
-    return joined((weights * of_heads.view(1, -1, 1, 1)) @ heads_of(v))
-
-
-@spelling((B, M, 3 * H * D), (32, H))
-def bias_of_buckets(x, table):
-    """Relative positions fall into buckets, as in T5, whose scores aren't scaled."""
-    q, k, v = (heads_of(each) for each in x.chunk(3, -1))
-    places = torch.arange(M)
-    buckets = (places[None] - places[:, None]).clamp(-8, 8) + 8
-    scores = q @ k.transpose(3, 2)
-    scores += table[buckets].permute(2, 0, 1).unsqueeze(0)
-    return F.softmax(scores.float(), dim=-1).type_as(scores) @ v
-
-
-@spelling(*SQUARE, (H,))
-def slopes_of_distances(q, k, v, slopes):
-    """ALiBi, with the mask in the bias."""
-    places = torch.arange(M)
-    distances = -(places[None] - places[:, None]).abs().to(q.dtype)
-    causal = torch.full((M, M), float("-inf")).triu(1)
-    scores = q @ k.mT * D**-0.5 + slopes[:, None, None] * distances + causal
-    return scores.softmax(-1) @ v
-
-
 @spelling(*SQUARE, (H, 2 * M - 1, D))
 def relative_shift(q, k, v, positions):
     """Positions' scores are moved a row each, as in Transformer-XL."""
     moved = F.pad(torch.einsum("bhid,hrd->bhir", q, positions), (1, 0)).view(B, H, 2 * M, M)[:, :, 1:].view(B, H, M, -1)
     scores = (torch.einsum("bhid,bhjd->bhij", q, k) + moved[..., :M]) * D**-0.5
     return torch.einsum("bhij,bhjd->bhid", scores.softmax(dim=-1), v)
-
-
-@spelling(*SQUARE, (H, D), (H, D))
-def biases_of_queries(q, k, v, content, position):
-    """Each term of the scores has a bias of its own."""
-    scores = torch.einsum("bhid,bhjd->bhij", q + content[:, None], k)
-    return torch.softmax((scores + (q + position[:, None]) @ k.mT.detach().sin()) / math.sqrt(D), -1) @ v
 
 
 @spelling(*SQUARE)
@@ -91,16 +56,6 @@ def rotated_by_halves(q, k, v):
     scores = torch.matmul(turned(q), turned(k).transpose(2, 3)) / math.sqrt(D)
     scores = scores + torch.triu(torch.full((M, M), -1e9), diagonal=1)
     return torch.matmul(F.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype), v)
-
-
-@spelling((B, 4, M, D), (B, 2, M, D), (B, 2, M, D))
-def keys_of_several_heads(q, k, v):
-    def repeated(x):
-        return x[:, :, None, :, :].expand(B, 2, 2, M, D).reshape(B, 4, M, D)
-
-    scores = torch.matmul(q, repeated(k).transpose(2, 3)) * D**-0.5
-    scores = torch.tanh(scores / 50.0) * 50.0
-    return torch.matmul(F.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype), repeated(v))
 
 
 # ---- vision and diffusion

@@ -2,14 +2,7 @@
 
 import torch
 import torch.nn.functional as F
-from attention_spellings import HEADS_FIRST, HEADS_LAST, SQUARE, B, E, H, M, Mask, N, spelling
-
-
-@spelling(*HEADS_FIRST)
-def softmax_by_hand_with_max(q, k, v):
-    scores = q @ k.mT
-    weights = torch.exp(scores - torch.max(scores, dim=-1, keepdim=True)[0])
-    return (weights / torch.sum(weights, dim=-1, keepdim=True)) @ v
+from attention_spellings import HEADS_FIRST, HEADS_LAST, SQUARE, B, H, M, Mask, N, spelling
 
 
 @spelling(*HEADS_FIRST)
@@ -58,14 +51,6 @@ def normalized_late_with_a_mask(q, k, v, mask):
     scores = (q @ k.mT).masked_fill(~mask, float("-inf"))
     weights = torch.exp(scores - scores.amax(-1, keepdim=True).detach())
     return torch.einsum("bhje,bhij->bihe", v, weights) / weights.sum(-1).mT[..., None]
-
-
-@spelling(*HEADS_FIRST)
-def normalized_late_by_batched_products(q, k, v):
-    q, k, v = (each.flatten(0, 1) for each in (q, k, v))
-    weights = torch.exp(torch.bmm(q, k.mT))
-    total = weights.sum(-1).view(B, H, M, 1)
-    return torch.bmm(weights, v).view(B, H, M, E) / total
 
 
 # ---- the log-sum-exp as well

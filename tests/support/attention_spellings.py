@@ -99,21 +99,10 @@ def baddbmm_of_nothing(q, k, v):
 
 
 @spelling((B, M, 3 * H * D))
-def packed_projections(x):
-    q, k, v = x.view(B, M, 3, H, D).permute(2, 0, 3, 1, 4)
-    return ((q @ k.transpose(-2, -1)) * D**-0.5).softmax(dim=-1) @ v
-
-
-@spelling((B, M, 3 * H * D))
 def split(x):
     q, k, v = x.split(H * D, dim=2)
     q, k, v = (each.unflatten(-1, (H, D)).movedim(2, 1) for each in (q, k, v))
     return torch.einsum("bhij,bhjd->bihd", torch.einsum("bhid,bhjd->bhij", q, k).softmax(-1), v).flatten(2)
-
-
-@spelling((B, M, H, D), (B, N, D), (B, N, E))
-def one_head_of_keys(q, k, v):
-    return torch.einsum("bhij,bje->bihe", torch.einsum("bihd,bjd->bhij", q, k).softmax(-1), v)
 
 
 @spelling((B, 4, M, D), (B, 2, N, D), (B, 2, N, E))
@@ -133,13 +122,6 @@ def grouped_einsums(q, k, v):
     q = q.view(B, M, 2, 2, D)
     weights = torch.einsum("bigrd,bjgd->bgrij", q, k).softmax(-1)
     return torch.einsum("bgrij,bjge->bigre", weights, v).reshape(B, M, 4 * E)
-
-
-@spelling((M, B * H, D), (N, B * H, D), (N, B * H, E))
-def sequence_first(q, k, v):
-    q, k, v = (each.transpose(0, 1) for each in (q, k, v))
-    weights = F.softmax(torch.bmm(q * D**-0.5, k.transpose(1, 2)), dim=-1)
-    return torch.bmm(weights, v).transpose(0, 1).contiguous().view(M, B, H * E)
 
 
 @spelling(*HEADS_FIRST)

@@ -22,12 +22,6 @@ def difference_of_halved_heads(q, k, v, part):
     return torch.matmul(weights[:, :, 0] - part * weights[:, :, 1], v).transpose(1, 2).reshape(B, M, -1)
 
 
-@spelling((B, M, 2 * H, D), (B, N, 2 * H, D), (B, N, H, D), (H,))
-def difference_of_chunks(q, k, v, part):
-    one, other = torch.einsum("bihd,bjhd->bhij", q, k).softmax(-1).chunk(2, dim=1)
-    return torch.einsum("bhij,bjhe->bihe", one - part.view(-1, 1, 1) * other, v)
-
-
 @spelling((B, H, M, 2 * D), (B, H, N, 2 * D), (B, H, N, D))
 def difference_of_split_features(q, k, v):
     (q1, q2), (k1, k2) = q.split(D, -1), k.chunk(2, -1)
@@ -39,12 +33,6 @@ def difference_of_split_features(q, k, v):
 def three_terms(q, k, v, parts):
     one, other, third = (q @ k.mT).softmax(-1).unbind(2)
     return (parts[0] * one + (other / parts[1] - 0.5 * third)) @ v
-
-
-@spelling(*TWICE, Mask((B, 1, M, N)))
-def mean_of_two(q1, k1, q2, k2, v, mask):
-    one = (q1 @ k1.mT).masked_fill(~mask, float("-inf")).softmax(-1)
-    return ((one + (q2 @ k2.mT).softmax(-1)) / 2) @ v
 
 
 @spelling(*TWICE)
@@ -154,12 +142,6 @@ def sinks_by_exponentials(q, k, v, sinks):
 def cosines_beside_a_bias(q, k, v, temperature, bias):
     scores = F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).mT
     return (temperature.clamp(max=4.6).exp() * scores + bias).softmax(-1) @ v
-
-
-@spelling(*HEADS_LAST, (), (B, H, M, 1))
-def one_temperature_and_one_of_each_query(q, k, v, temperature, other):
-    scores = torch.einsum("bihd,bjhd->bhij", q, k) / temperature.exp()
-    return torch.einsum("bhij,bjhe->bihe", (3 * torch.tanh(scores.mul_(other) / 3)).softmax(-1), v)
 
 
 @spelling(*HEADS_FIRST, (H, 1, 1), Mask((B, 1, 1, N)))
