@@ -88,7 +88,7 @@ class Reader(WeightsReader):
         if product.addend is not None or product.factor != 1:
             raise Miss("unsupported option", node)
         self.inner += product.inner
-        v = self.operand(*values)
+        v = operand_of(*values)
         terms = self.terms(*weights)
         if len({(reader.last, tuple(map(expanded, dims))) for reader, dims in terms}) < len(terms):
             raise Miss("not worth it", node)  # the program has computed one softmax for several terms
@@ -113,7 +113,7 @@ class Reader(WeightsReader):
             self.inner += inner
         else:
             scores, sinks, inner = beside_sinks(scores, dims, self.with_sinks)
-            self.sinks = self.operand(*sinks)
+            self.sinks = operand_of(*sinks)
             self.inner += inner
             self.casts += [dtype_of(each) for each in inner]
         q, k, scale = self.scores(scores, dims, 1.0)
@@ -121,10 +121,6 @@ class Reader(WeightsReader):
             raise Miss("unsupported option", self.inner[0])
         q, k = (q, k) if k.parts else narrowed(q, k, dtype)
         return q, k, scale, logs
-
-    def operand(self, node: Any, dims: Dims) -> Read:
-        """Return what an operand is a view of, and once it is one of scores a number that it is multiplied by."""
-        return operand_of(node, dims, self.inner[-1] if self.inner else None, scaled=bool(self.features))
 
     def hidden(self, node: Node) -> str:
         """Return what the program has in rows without a key, as in :class:`Attention`."""
@@ -211,7 +207,7 @@ class Reader(WeightsReader):
             if self.softcap or self.gains:
                 raise Miss("unsupported option", node)
             self._add(*product.addend, dims, factor, node)
-        one, other = [self.operand(*each) for each in product.operands]
+        one, other = [operand_of(*each, scaled=True) for each in product.operands]
         scale = factor * product.factor * one.factor * other.factor
         on_left, on_right = [{*labels_of(each.dims)}.issuperset(self.keys) for each in (one, other)]
         if on_left == on_right:

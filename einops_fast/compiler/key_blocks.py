@@ -16,14 +16,7 @@ if TYPE_CHECKING:
 
 
 def blocks_of(reader: Reader, node: Node, dims: Dims, factor: float) -> tuple[Read, Read, float]:
-    """Return queries, the joined keys and the scale of scores that are joined along the keys.
-
-    Args:
-        reader: has come as far as the scores.
-        node: the concatenation.
-        dims: what indexes it.
-        factor: what it is multiplied by.
-    """
+    """Return queries, the joined keys and the scale of scores that a node joins along the keys."""
     (axis,) = [at for at, dim in enumerate(dims) if expanded(dim) == reader.keys]
     joined, along = source_of(node), argument(node, 1, "dim", 0)
     if not isinstance(along, int) or along % len(dims) != axis:

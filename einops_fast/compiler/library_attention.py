@@ -20,6 +20,7 @@ from einops_fast.compiler.masks import Band, band_of
 from einops_fast.compiler.match import Miss, Read
 from einops_fast.compiler.nest import Dim, Dims, Label, fresh
 from einops_fast.compiler.nodes import argument, dtype_of, example_of, expression, name_of, shape_of
+from einops_fast.compiler.operands import operand_of
 from einops_fast.compiler.views import broadcast
 
 _HALVES = (torch.float16, torch.bfloat16)
@@ -46,9 +47,9 @@ def match_library_attention(node: Node) -> Attention | None:
     keys, features = Label(expression(of_k[-2]), whole=True), Label(expression(of_q[-1]), whole=True)
     shared = _shared(batch, of_k) if grouped else batch
     reader = Reader((keys,), whole=False)
-    q_read = reader.operand(q, _fitted((*batch, rows, (features,)), q, node))
-    k_read = reader.operand(k, _fitted((*shared, (keys,), (features,)), k, node))
-    v_read = reader.operand(v, _fitted((*shared, (keys,), columns), v, node))
+    q_read = operand_of(q, _fitted((*batch, rows, (features,)), q, node))
+    k_read = operand_of(k, _fitted((*shared, (keys,), (features,)), k, node))
+    v_read = operand_of(v, _fitted((*shared, (keys,), columns), v, node))
     target, result = reader.permuted(node, result, [])
     reader.features, reader.dropout_p = (features,), dropout_p or 0.0
     if mask is not None:
