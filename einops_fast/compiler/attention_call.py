@@ -1,4 +1,4 @@
-"""An attention that was found in a graph, and the call that is put in for it."""
+"""An attention, or a sum of several, that was found in a graph, and the calls that are put in for it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from einops_fast.compiler.layout import Layout, labels_of, number
 from einops_fast.compiler.masks import LARGE, Band, band_of, is_small
 from einops_fast.compiler.match import Inserted, Match, Miss, Read
 from einops_fast.compiler.nest import Dims, Label, expanded
-from einops_fast.compiler.nodes import dtype_of
+from einops_fast.compiler.nodes import dtype_of, example_of
 from einops_fast.compiler.safety import check_dtypes, is_differentiated
 
 
@@ -328,6 +328,35 @@ class Attention(Match):
                 size = size * label.size
         dtype = dtype_of(self.node)
         return 4 * int(size) * (dtype.itemsize if dtype is not None else 4) if size == 1 or size.is_Integer else None
+
+
+@dataclass
+class AttentionSum(Match):
+    """A sum of attentions to the same values."""
+
+    parts: list[Attention]
+    keeps_result = True
+
+    def __post_init__(self) -> None:
+        self.node = self.parts[0].node
+        self.inner = [node for part in self.parts for node in part.inner]
+        self.reads = [read for part in self.parts for read in part.reads]
+
+    @property
+    def outputs(self) -> list[Node]:
+        return [self.node, *[log for part in self.parts for log, *_ in part.logs]]
+
+    def insert(self, graph: Graph) -> Inserted:
+        """Put in a call for each, and the sum of their results."""
+        if not example_of(self.node).is_cuda and not all(part.is_deep() for part in self.parts):
+            raise Miss("not worth it", self.node)  # a processor has more to multiply than to read
+        inserted = [part.insert(graph) for part in self.parts]
+        results = {old: new for each in inserted for old, new in each.results.items()}
+        for each in inserted[:-1]:
+            results[self.node] = graph.call_function(torch.add, (results[self.node], each.results[self.node]))
+        patterns = "; ".join(dict.fromkeys([each.pattern for each in inserted]))
+        saved = [each.saved for each in inserted if each.saved is not None]
+        return Inserted(results, patterns, inserted[0].sizes, sum(saved) if len(saved) == len(inserted) else None)
 
 
 def _is_narrow(label: Label) -> bool:

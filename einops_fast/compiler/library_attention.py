@@ -20,8 +20,7 @@ from einops_fast.compiler.masks import Band, band_of
 from einops_fast.compiler.match import Miss, Read
 from einops_fast.compiler.nest import Dim, Dims, Label, fresh
 from einops_fast.compiler.nodes import argument, dtype_of, example_of, expression, name_of, shape_of
-from einops_fast.compiler.operands import operand_of
-from einops_fast.compiler.views import broadcast
+from einops_fast.compiler.views import broadcast, operand_of
 
 _HALVES = (torch.float16, torch.bfloat16)
 _LEAST_SCORES = 1 << 22

@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 from torch.fx import Node
 
 from einops_fast.compiler.contractions import Product, is_contraction, product_of
+from einops_fast.compiler.match import Miss
 from einops_fast.compiler.nest import Dims, expanded
 from einops_fast.compiler.nodes import argument, axis_of, name_of, shape_of, source_of
-from einops_fast.compiler.views import broadcast, followed
+from einops_fast.compiler.views import broadcast, followed, is_cast
 
 LAST_STEPS = ("softmax", "_softmax", "div", "mul", "exp")
 """Functions that a softmax may end with."""
@@ -105,6 +106,29 @@ def largest_of(node: Any, scores: Any, axis: int) -> tuple[Node, ...]:
         return ()
     own, keeps = axis_of(node), argument(node, 2, "keepdim", False) is True
     return tuple(inner) if isinstance(own, int) and own % rank == axis % rank and keeps else ()
+
+
+def beside_sinks(node: Any, dims: Dims, axis: int) -> tuple[Node, tuple[Node, Dims], list[Node]]:
+    """Return scores that one column is joined to along the axis of keys, that column, and the nodes up to a softmax.
+
+    The softmax is taken of ``node``; ``dims`` index the scores.
+    """
+    inner = []
+    while is_cast(node) or name_of(node) == "sub":
+        inner.append(node)
+        if not is_cast(node):
+            taken = largest_of(argument(node, 1, "other"), source_of(node), axis)
+            if not taken or argument(node, 2, "alpha", 1) != 1:
+                raise Miss("different offset", node)
+            inner += taken
+        node = source_of(node)
+    joined: Any = source_of(node) if name_of(node) == "cat" else ()
+    rows = (*dims[:axis], (), *dims[axis + 1 :])
+    if len(joined) == 2 and argument(node, 1, "dim", 0) % len(dims) == axis and broadcast(dims, joined[0]) == dims:
+        column = broadcast(rows, joined[1])
+        if column is not None:
+            return joined[0], (joined[1], column), [*inner, node]
+    raise Miss("different offset", node)
 
 
 class Quotient(NamedTuple):

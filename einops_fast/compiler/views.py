@@ -10,6 +10,8 @@ import torch
 from torch import fx
 from torch.fx import Node
 
+from einops_fast.compiler.constants import times_number
+from einops_fast.compiler.match import Read
 from einops_fast.compiler.memory import storages_of
 from einops_fast.compiler.nest import Dim, Dims, Label, expanded, regrouped
 from einops_fast.compiler.nodes import (
@@ -89,7 +91,7 @@ def seen_through(node: Node, dims: Dims) -> tuple[Node, Dims] | None:
     if name in _RESHAPES and dtype_of(node) == dtype_of(source):  # else it is view(dtype)
         found = regrouped(dims, shape)
     elif name in _VIEWS:
-        axes = axes_of(node, source, dims)
+        axes = _axes_of(node, source, dims)
         found = None if axes is None or axes.cut else tuple(axes.dims)
     elif name == "repeat":
         found = _of_repetitions(node, dims, shape)
@@ -136,7 +138,7 @@ def seen_in_part(node: Node, dims: Dims) -> tuple[Node, Dims, list[Node]] | None
     source, between = source_of(node), list[Node]()
     if name_of(source) in _PIECES:
         source, between = source_of(source), [source]
-    axes = axes_of(node, source, dims)
+    axes = _axes_of(node, source, dims)
     if axes is None or len(axes.cut) != 1 or not axes.offset.is_Integer:
         return None
     (axis,) = axes.cut
@@ -149,7 +151,7 @@ def seen_in_part(node: Node, dims: Dims) -> tuple[Node, Dims, list[Node]] | None
     return source, (*dims[:axis], (label, *dims[axis]), *dims[axis + 1 :]), between
 
 
-class Axes(NamedTuple):
+class _Axes(NamedTuple):
     """The axes of a tensor, as a view has them."""
 
     sizes: list[Any]  # how many elements there are of each
@@ -158,7 +160,7 @@ class Axes(NamedTuple):
     offset: Any  # where the view begins, at strides of :data:`_PRIMES`
 
 
-def axes_of(node: Node, source: Node, dims: Dims) -> Axes | None:
+def _axes_of(node: Node, source: Node, dims: Dims) -> _Axes | None:
     """Return the axes of a source of which a node is a view that ``dims`` index; ``None`` if it is none."""
     view, shape = _viewed(node, source), shape_of(source) or ()
     if view is None:
@@ -171,7 +173,17 @@ def axes_of(node: Node, source: Node, dims: Dims) -> Axes | None:
         elif expression(size) != 1 and stride != 0:
             return None
     cut = [axis for axis, size in enumerate(shape) if not same_size(sizes[axis], size)]
-    return Axes(sizes, found, cut, expression(view.storage_offset()))
+    return _Axes(sizes, found, cut, expression(view.storage_offset()))
+
+
+def axis_without_last(node: Node, dims: Dims) -> int | None:
+    """Return the axis along which a node is all of a tensor but the last; ``None`` if it isn't."""
+    shape = shape_of(source_of(node))
+    axes = _axes_of(node, source_of(node), dims) if shape is not None and name_of(node) == "getitem" else None
+    if shape is None or axes is None or tuple(axes.dims) != dims or axes.offset != 0 or len(axes.cut) != 1:
+        return None
+    (axis,) = axes.cut
+    return axis if same_size(axes.sizes[axis], shape[axis] - 1) else None
 
 
 def _viewed(node: Node, source: Node) -> torch.Tensor | None:
@@ -240,3 +252,35 @@ def _of_einsum(node: Node, dims: Dims) -> tuple[Node, Dims] | None:
     if sorted(labels) != sorted(output):
         return None
     return operand, tuple([dims[output.index(label)] for label in labels])
+
+
+def operand_of(node: Node, dims: Dims, *, scaled: bool = False) -> Read:
+    """Return the tensor that an operand is a view of, and if ``scaled`` a number that it is multiplied by."""
+    factor, copies = 1.0, list[Node]()
+    while True:
+        seen = seen_through(node, dims)
+        if seen is None and scaled and name_of(node) in ("mul", "div"):
+            product = times_number(node)
+            alike = product is not None and all(of(product[0]) == of(node) for of in (shape_of, dtype_of))
+            if product is not None and alike:
+                seen, factor = (product[0], dims), factor * product[1]
+        if seen is None:
+            return Read(node, dims, factor, tuple(copies))
+        copies.append(node)
+        node, dims = seen
+
+
+def narrowed(q: Read, k: Read, dtype: torch.dtype | None) -> tuple[Read, Read]:
+    """Read queries and keys before they were converted to float32, where values are of that dtype.
+
+    Products are summed in float32 anyway.
+    """
+    found = []
+    for read in (q, k):
+        narrow = is_cast(read.node) and dtype_of(source_of(read.node)) == dtype
+        if not narrow or dtype not in (torch.float16, torch.bfloat16) or dtype_of(read.node) != torch.float32:
+            return q, k
+        before = operand_of(source_of(read.node), read.dims, scaled=True)
+        copies = (*read.copies, read.node, *before.copies)
+        found.append(Read(before.node, before.dims, read.factor * before.factor, copies))
+    return found[0], found[1]

@@ -18,9 +18,8 @@ from einops_fast.compiler.layout import labels_of
 from einops_fast.compiler.match import Miss, Read
 from einops_fast.compiler.nest import Dims, Label, expanded
 from einops_fast.compiler.nodes import argument, name_of, source_of
-from einops_fast.compiler.sinks import axis_without_last
 from einops_fast.compiler.softmax import LAST_STEPS, Quotient, Softmax, softmax_of
-from einops_fast.compiler.views import broadcast, is_cast, seen_in_part, seen_through
+from einops_fast.compiler.views import axis_without_last, broadcast, is_cast, seen_in_part, seen_through
 
 _BETWEEN = frozenset(
     "dropout to type_as type float half bfloat16 double contiguous clone detach reshape flatten unflatten expand "
