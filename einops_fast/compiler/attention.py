@@ -16,21 +16,17 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from einops_fast.compiler.attention_call import Attention, Mask
-from einops_fast.compiler.attention_sum import AttentionSum
+from einops_fast.compiler.attention_call import Attention, AttentionSum, Mask
 from einops_fast.compiler.constants import constant_of, filling_of, guarded, made_like, number_of, rounded, times_number
 from einops_fast.compiler.contractions import Product, is_contraction, product_of
-from einops_fast.compiler.gains import Gain, gain_of
-from einops_fast.compiler.key_blocks import blocks_of
+from einops_fast.compiler.gains import gain_of
 from einops_fast.compiler.layout import labels_of
 from einops_fast.compiler.masks import LARGE, gate_of
 from einops_fast.compiler.match import Match, Miss, Read
 from einops_fast.compiler.nest import Dims, Label, expanded, fresh
 from einops_fast.compiler.nodes import argument, dtype_of, name_of, shape_of, source_of
-from einops_fast.compiler.operands import narrowed, operand_of
-from einops_fast.compiler.sinks import beside_sinks
-from einops_fast.compiler.softmax import largest_of, logs_of, quotient_of
-from einops_fast.compiler.views import broadcast, is_cast, permutation_of
+from einops_fast.compiler.softmax import beside_sinks, largest_of, logs_of, quotient_of
+from einops_fast.compiler.views import broadcast, is_cast, narrowed, operand_of, permutation_of
 from einops_fast.compiler.weights import WeightsReader, leads_to_softmax, polarity
 
 _CHANGES = ("add", "add_", "sub", "sub_", "masked_fill", "masked_fill_", "where", "tanh")
@@ -73,14 +69,8 @@ class Reader(WeightsReader):
     def __init__(self, keys: tuple[Label, ...], whole: bool) -> None:
         super().__init__(keys)
         self.whole = whole
-        self.biases: list[Read] = []
-        self.masks: list[Mask] = []
-        self.softcap = 0.0
-        self.features: tuple[Label, ...] = ()
         self.casts: list[torch.dtype | None] = []  # what scores are converted to on the way to the softmax, last first
         self.shifted = False  # the scores are those of the program but for a number that all keys have
-        self.gains: list[Gain] = []
-        self.sinks: Read | None = None
 
     def match(
         self, node: Node, result: Dims, product: Product, weights: tuple[Node, Dims], values: tuple[Node, Dims]
@@ -94,7 +84,7 @@ class Reader(WeightsReader):
         if product.addend is not None or product.factor != 1:
             raise Miss("unsupported option", node)
         self.inner += product.inner
-        v = self.operand(*values)
+        v = operand_of(*values)
         terms = self.terms(*weights)
         if len({(reader.last, tuple(map(expanded, dims))) for reader, dims in terms}) < len(terms):
             raise Miss("not worth it", node)  # the program has computed one softmax for several terms
@@ -102,13 +92,9 @@ class Reader(WeightsReader):
         hidden = [reader.hidden(node) for reader, *_ in parts]
         target, result = self.permuted(node, result, [log for *_, logs in parts for log, *_ in logs])
         found = [
-            Attention(
-                target, result, q, k, v, self.keys, reader.features, scale, reader.softcap, reader.dropout_p,
-                reader.biases, reader.masks, empty, logs, [*reader.inner, *self.inner], gains=reader.gains,
-                sinks=reader.sinks, times=reader.times,
-            )
+            Attention(target, result, q, k, v, reader, scale, empty, [*reader.inner, *self.inner], logs)
             for (reader, q, k, scale, logs), empty in zip(parts, hidden, strict=True)
-        ]  # fmt: skip
+        ]
         return found[0] if len(found) == 1 else AttentionSum(found)
 
     def attended(
@@ -123,7 +109,7 @@ class Reader(WeightsReader):
             self.inner += inner
         else:
             scores, sinks, inner = beside_sinks(scores, dims, self.with_sinks)
-            self.sinks = self.operand(*sinks)
+            self.sinks = operand_of(*sinks)
             self.inner += inner
             self.casts += [dtype_of(each) for each in inner]
         q, k, scale = self.scores(scores, dims, 1.0)
@@ -131,10 +117,6 @@ class Reader(WeightsReader):
             raise Miss("unsupported option", self.inner[0])
         q, k = (q, k) if k.parts else narrowed(q, k, dtype)
         return q, k, scale, logs
-
-    def operand(self, node: Any, dims: Dims) -> Read:
-        """Return what an operand is a view of, and once it is one of scores a number that it is multiplied by."""
-        return operand_of(node, dims, self.inner[-1] if self.inner else None, scaled=bool(self.features))
 
     def hidden(self, node: Node) -> str:
         """Return what the program has in rows without a key, as in :class:`Attention`."""
@@ -204,7 +186,7 @@ class Reader(WeightsReader):
                 self.casts.append(dtype_of(node))
                 node = source_of(node)
             elif name == "cat" and len({*source_of(node)}) > 1:
-                return blocks_of(self, node, dims, factor)
+                return self._blocks(node, dims, factor)
             else:
                 node, dims = self.through(node, dims)
 
@@ -221,7 +203,7 @@ class Reader(WeightsReader):
             if self.softcap or self.gains:
                 raise Miss("unsupported option", node)
             self._add(*product.addend, dims, factor, node)
-        one, other = [self.operand(*each) for each in product.operands]
+        one, other = [operand_of(*each, scaled=True) for each in product.operands]
         scale = factor * product.factor * one.factor * other.factor
         on_left, on_right = [{*labels_of(each.dims)}.issuperset(self.keys) for each in (one, other)]
         if on_left == on_right:
@@ -311,3 +293,43 @@ class Reader(WeightsReader):
         axes = [at for at, dim in enumerate(dims) if expanded(dim) == self.keys]
         plain = axes and not self.softcap and argument(node, 2, "alpha", 1) == 1
         return largest_of(argument(node, 1, "other"), source_of(node), axes[0]) if plain else ()
+
+    def _blocks(self, node: Node, dims: Dims, factor: float) -> tuple[Read, Read, float]:
+        """Return queries, the joined keys and the scale of scores that a node joins along the keys."""
+        (axis,) = [at for at, dim in enumerate(dims) if expanded(dim) == self.keys]
+        joined, along = source_of(node), argument(node, 1, "dim", 0)
+        if not isinstance(along, int) or along % len(dims) != axis:
+            raise Miss("different offset", node)
+        (keys,), found = self.keys, []
+        for scores in joined:
+            (own,) = fresh([(shape_of(scores) or ())[axis]])
+            branch = self.branch()
+            branch.inner, branch.keys = [node], own
+            for label in own:
+                label.whole = True
+            changes = branch.changes()
+            try:
+                q, k, scale = branch.scores(scores, (*dims[:axis], own, *dims[axis + 1 :]), factor)
+            except Miss as miss:
+                raise Miss(miss.reason or "unsupported option", miss.node) from miss  # as a sink that isn't left out
+            if len(own) != 1 or len(branch.features) != 1 or branch.features[0].parts or branch.changes() != changes:
+                raise Miss("unsupported option", scores)  # which the other blocks don't have
+            self.inner += branch.inner
+            found.append((q, k, scale, {own[0]: keys, branch.features[0]: branch.features[0]}, branch.features))
+        q, _, scale, _, features = found[0]
+        self.features = features
+        parts = []
+        for other, k, own_scale, names, of_block in found:
+            names[of_block[0]] = features[0]
+            alike = other.node is q.node and _renamed(other.dims, names) == _renamed(q.dims, {})
+            if not alike or own_scale != scale or dtype_of(k.node) != dtype_of(found[0][1].node):
+                raise Miss("unsupported option", node)
+            parts.append(k._replace(dims=_renamed(k.dims, names)))
+        every = dict.fromkeys([label for part in parts for label in labels_of(part.dims) if label.at is None])
+        copies = tuple([each for block in found for read in block[:2] for each in read.copies])
+        whole = tuple([(label,) for label in every])
+        return q, Read(parts[0].node, whole, 1.0, copies, tuple(parts), keys), scale
+
+
+def _renamed(dims: Dims, names: dict[Label, Label]) -> Dims:
+    return tuple([tuple([names.get(label, label) for label in expanded(dim)]) for dim in dims])

@@ -1,4 +1,4 @@
-"""An attention that was found in a graph, and the call that is put in for it."""
+"""An attention, or a sum of several, that was found in a graph, and the calls that are put in for it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torch.fx import Graph, Node
 
 from einops_fast.compiler.calls import ABSORBS, call_attention
 from einops_fast.compiler.constants import guarded
-from einops_fast.compiler.gains import Gain, gained, parted
+from einops_fast.compiler.gains import Gain, gained, multiplied, parted
 from einops_fast.compiler.layout import Layout, labels_of, number
 from einops_fast.compiler.masks import LARGE, Band, band_of, is_small
 from einops_fast.compiler.match import Inserted, Match, Miss, Read
 from einops_fast.compiler.nest import Dims, Label, expanded
-from einops_fast.compiler.nodes import dtype_of
+from einops_fast.compiler.nodes import dtype_of, example_of
 from einops_fast.compiler.safety import check_dtypes, is_differentiated
 
 
@@ -36,6 +36,22 @@ _WIDEST = 256
 
 
 @dataclass
+class Softmaxed:
+    """What a program does to scores on their way from one contraction to the other."""
+
+    keys: tuple[Label, ...]  # the label that is summed over
+    features: tuple[Label, ...] = ()  # the label that q and k are multiplied along
+    softcap: float = 0.0  # as in `einops_fast.attention`
+    dropout_p: Any = 0.0  # of the weights: a number, or a node of one
+    biases: list[Read] = field(default_factory=list)  # what is added to the scores
+    masks: list[Mask] = field(default_factory=list)  # what hides keys
+    gains: list[Gain] = field(default_factory=list)  # what scores are multiplied by
+    # what all weights of a row are multiplied by: numbers, tensors, and masks of rows that are zero
+    times: list[float | Gain | Read] = field(default_factory=list)
+    sinks: Read | None = None  # scores that take part in the softmax beside those of the keys, for no value
+
+
+@dataclass
 class Attention(Match):
     """One attention as it was found."""
 
@@ -45,26 +61,17 @@ class Attention(Match):
     q: Read
     k: Read
     v: Read
-    keys: tuple[Label, ...]  # the label that is summed over
-    features: tuple[Label, ...]  # the label that q and k are multiplied along
+    between: Softmaxed
     scale: float | None  # of the products of q and k; `None` for the square root of their width
-    softcap: float  # as in `einops_fast.attention`
-    dropout_p: Any  # of the weights: a number, or a node of one
-    biases: list[Read]  # what is added to the scores
-    masks: list[Mask]  # what hides keys
     # what the program has in rows without a key: `'mean'` of all values where they are hidden by a large number,
     # `'nan'`, `'zeros'`, or `'unknown'`
     hidden: str
+    inner: list[Node]
     # nodes that are the log-sum-exp of the scores, each with what indexes it, and whether it is NaN where all
     # scores are `-inf`
     logs: list[tuple[Node, Dims, bool]] = field(default_factory=list)
-    inner: list[Node] = field(default_factory=list)
     band: Band | None = None  # keys that are shown without a mask
     rows: tuple[Label, ...] = ()  # the labels of the queries, where they are known
-    gains: list[Gain] = field(default_factory=list)
-    # what all weights of a row are multiplied by: numbers, tensors, and masks of rows that are zero
-    times: list[float | Gain | Read] = field(default_factory=list)
-    sinks: Read | None = None  # scores that take part in the softmax beside those of the keys, for no value
     columns: list[Label] = field(init=False)  # the labels that only v has
     # the labels of queries, if there is one, and keys, and their sizes
     axes: tuple[Label | None, Label] = field(init=False)
@@ -77,29 +84,30 @@ class Attention(Match):
 
     @property
     def reads(self) -> list[Read]:  # type: ignore[override]
-        beside = [mask.read for mask in self.masks] + [gain.read for gain in (*self.gains, *self._factors())]
-        beside += [each for each in self.times if isinstance(each, Read)]
-        beside += [] if self.sinks is None else [self.sinks]
-        return [self.q, *(self.k.parts or [self.k]), self.v, *self.biases, *beside]
+        between = self.between
+        beside = [mask.read for mask in between.masks] + [gain.read for gain in (*between.gains, *self._factors())]
+        beside += [each for each in (*between.times, between.sinks) if isinstance(each, Read)]
+        return [self.q, *(self.k.parts or [self.k]), self.v, *between.biases, *beside]
 
     def insert(self, graph: Graph) -> Inserted:
         """Put in the call."""
         check_dtypes(graph, (self.q, self.k, self.v), self.node)
         layout = Layout(graph, self.reads)
         queries = self._queries()
-        if len(self.keys) != 1 or not self.features:
+        if len(self.between.keys) != 1 or not self.between.features:
             raise Miss("unsupported option", self.node)
-        (keys,) = self.keys
+        (keys,) = self.between.keys
         self.axes, self.extents = (queries, keys), (1 if queries is None else queries.size, keys.size)
         band, masks, biases = self._band()
-        gains, factor = parted(self.gains, dtype_of(self.q.node))
+        gains, factor = parted(self.between.gains, dtype_of(self.q.node))
         operands = [gained(layout, self.q, gains), layout.laid_out(self.k), layout.laid_out(self.v)]
         operands, order = self._of_one_feature(layout, operands)
         pattern = ", ".join([layout.spelled(labels) for _, labels in operands]) + f" -> {layout.spelled(order)}"
         # Mask and bias are read where the scores lie, whatever else the result has.
         mask, mask_labels = layout.joined([self._mask(layout, each) for each in masks], torch.logical_and)
         bias, bias_labels = layout.joined([self._bias(layout, each) for each in biases], torch.add)
-        sinks, sink_labels = (None, list[Label]()) if self.sinks is None else layout.laid_out(self.sinks)
+        found = self.between.sinks
+        sinks, sink_labels = (None, list[Label]()) if found is None else layout.laid_out(found)
         if {*sink_labels} & {*self.axes}:
             raise Miss("broadcast", self.node)
         causal: str | bool = band.alignment if band is not None and band.after == 0 else False
@@ -114,7 +122,7 @@ class Attention(Match):
                 "causal": causal,
                 "window": None if window == (None, None) else window,
                 "alignment": None if band is None else band.alignment,
-                "numbers": (self.scale and self.scale * factor, self.softcap, guarded(self.dropout_p)),
+                "numbers": (self.scale and self.scale * factor, self.between.softcap, guarded(self.between.dropout_p)),
                 "empty": self._empty(band, masks, biases),
                 "drowned": self._may_drown(biases),
                 "return_lse": bool(self.logs),
@@ -138,11 +146,11 @@ class Attention(Match):
         """
         q, k, v = operands
         order = labels_of(self.result)
-        if len(self.features) > 1:
-            width = Label(prod([label.size for label in self.features]))
+        if len(self.between.features) > 1:
+            width = Label(prod([label.size for label in self.between.features]))
             if not _is_narrow(width):
                 raise Miss("not worth it", self.node)
-            q, k = layout.merged(*q, self.features, width), layout.merged(*k, self.features, width)
+            q, k = layout.merged(*q, self.between.features, width), layout.merged(*k, self.between.features, width)
         self.columns = [label for label in v[1] if label in order and label not in q[1] and label not in k[1]]
         width = Label(prod([label.size for label in self.columns]))
         if len(self.columns) > 1 and _is_narrow(width):
@@ -163,29 +171,22 @@ class Attention(Match):
         """Return whether the product with the values takes no more than that of queries and keys."""
         held = {*labels_of(self.q.dims), *labels_of(self.k.dims)}
         columns = prod([label.size for label in labels_of(self.v.dims) if label not in held])
-        return bool((columns - prod([label.size for label in self.features])).is_nonpositive)
+        return bool((columns - prod([label.size for label in self.between.features])).is_nonpositive)
 
     def _factors(self) -> list[Gain]:
-        return [each for each in self.times if isinstance(each, Gain)]
+        return [each for each in self.between.times if isinstance(each, Gain)]
 
     def _multiplied(self, layout: Layout, node: Node, order: list[Label]) -> Node:
         """Multiply a result by what the program multiplies all weights of a row by."""
         graph = layout.graph
-        number = prod([each for each in self.times if isinstance(each, (int, float))])
+        number = prod([each for each in self.between.times if isinstance(each, (int, float))])
         if number != 1:
             node = graph.call_function(torch.mul, (node, number))
-        for each in self.times:
-            if isinstance(each, (int, float)):
-                continue
-            read = each if isinstance(each, Read) else each.read
-            factor, own = layout.laid_out(read)
-            if not {*own} <= {*order}:
-                raise Miss("broadcast", read.node)
-            factor = layout.permuted(factor, own, order) if own else factor
+        for each in self.between.times:
             if isinstance(each, Gain):
-                node = graph.call_function(torch.div if each.divides else torch.mul, (node, factor))
-            else:
-                node = graph.call_method("masked_fill", (node, factor, 0.0))
+                node = multiplied(layout, node, order, each)
+            elif isinstance(each, Read):
+                node = graph.call_method("masked_fill", (node, layout.broadcast(each, order), 0.0))
         return graph.call_method("to", (node, dtype_of(self.node))) if self._factors() else node
 
     def _logs(self, layout: Layout, lse: Node, labels: list[Label]) -> dict[Node, Node]:
@@ -216,7 +217,7 @@ class Attention(Match):
             raise Miss("broadcast", self.node)
         if len(own) > 2:
             raise Miss("unsupported option", self.node)
-        beside = [*self.biases, *[mask.read for mask in self.masks]]
+        beside = [*self.between.biases, *[mask.read for mask in self.between.masks]]
         in_masks = {label for read in beside for dim in read.dims for label in dim} | {*self.rows}
         own.sort(key=lambda label: (label in in_masks, number(label.size) if label.size.is_Integer else 1 << 30))
         return own[-1] if own else None
@@ -234,17 +235,17 @@ class Attention(Match):
             band = both or band
             return both is not None
 
-        for mask in self.masks:
+        for mask in self.between.masks:
             found = self._band_of(mask.read, mask.seen)
             if not shown_by(found):
                 masks.append(mask)
             if found is None or found[:2] != (None, None):
                 fills.append(mask.fill)
-        added = [self._added_band(bias) for bias in self.biases]
+        added = [self._added_band(bias) for bias in self.between.biases]
         # Sums of two numbers that hide aren't alike, and a row may have no other scores.
         vague = any(found is None and not is_small(bias.node, bias.factor)
-                    for bias, found in zip(self.biases, added, strict=True))  # fmt: skip
-        for bias, found in zip(self.biases, added, strict=True):
+                    for bias, found in zip(self.between.biases, added, strict=True))  # fmt: skip
+        for bias, found in zip(self.between.biases, added, strict=True):
             large = found is not None and bool(found.fill) and found.fill != -math.inf
             if (vague and large) or not shown_by(found):
                 biases.append(bias)
@@ -282,7 +283,7 @@ class Attention(Match):
         """
         if self.hidden == "zeros":
             return
-        biased = [mask for mask in self.masks if mask.biased]
+        biased = [mask for mask in self.between.masks if mask.biased]
         alike = len(set(fills)) < 2 and all(mask.fill <= ABSORBS for mask in biased)
         if not alike or summed > 1 or (summed and (biased or min(fills) > ABSORBS)):
             raise Miss("unsupported option", self.node)
@@ -298,7 +299,7 @@ class Attention(Match):
     def _may_drown(self, biases: list[Read]) -> bool:
         """Return whether gradients are made, and biases may hide all keys of a row by one large finite number."""
         trained = self.hidden != "zeros" and any(is_differentiated(read) for read in (self.q, self.k, self.v, *biases))
-        over_keys = [bias for bias in biases if any(self.keys[0] in expanded(dim) for dim in bias.dims)]
+        over_keys = [bias for bias in biases if any(self.between.keys[0] in expanded(dim) for dim in bias.dims)]
         large = [bias for bias in over_keys if trained and not is_small(bias.node, bias.factor)]
         if self.logs and not all(map(is_differentiated, large)):
             raise Miss("unsupported option", self.node)  # gradients of logarithms would be wrong; who learns hides none
@@ -323,10 +324,39 @@ class Attention(Match):
         scores = {*labels_of(self.q.dims), *labels_of(self.k.dims)}
         size: Any = 1
         for label in layout.names:
-            if label in scores and label not in self.features:
+            if label in scores and label not in self.between.features:
                 size = size * label.size
         dtype = dtype_of(self.node)
         return 4 * int(size) * (dtype.itemsize if dtype is not None else 4) if size == 1 or size.is_Integer else None
+
+
+@dataclass
+class AttentionSum(Match):
+    """A sum of attentions to the same values."""
+
+    parts: list[Attention]
+    keeps_result = True
+
+    def __post_init__(self) -> None:
+        self.node = self.parts[0].node
+        self.inner = [node for part in self.parts for node in part.inner]
+        self.reads = [read for part in self.parts for read in part.reads]
+
+    @property
+    def outputs(self) -> list[Node]:
+        return [self.node, *[log for part in self.parts for log, *_ in part.logs]]
+
+    def insert(self, graph: Graph) -> Inserted:
+        """Put in a call for each, and the sum of their results."""
+        if not example_of(self.node).is_cuda and not all(part.is_deep() for part in self.parts):
+            raise Miss("not worth it", self.node)  # a processor has more to multiply than to read
+        inserted = [part.insert(graph) for part in self.parts]
+        results = {old: new for each in inserted for old, new in each.results.items()}
+        for each in inserted[:-1]:
+            results[self.node] = graph.call_function(torch.add, (results[self.node], each.results[self.node]))
+        patterns = "; ".join(dict.fromkeys([each.pattern for each in inserted]))
+        saved = [each.saved for each in inserted if each.saved is not None]
+        return Inserted(results, patterns, inserted[0].sizes, sum(saved) if len(saved) == len(inserted) else None)
 
 
 def _is_narrow(label: Label) -> bool:

@@ -11,7 +11,7 @@ from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from einops_fast.compiler.memory import is_written
-from einops_fast.compiler.nodes import argument, dtype_of, name_of, shape_of, source_of
+from einops_fast.compiler.nodes import argument, dtype_of, example_of, name_of, shape_of, source_of
 
 _OF_NUMBERS: dict[str, Callable[[float], float]] = {
     "neg": lambda number: -number,
@@ -41,7 +41,7 @@ def constant_of(value: Any) -> float | None:
 
 def number_of(value: Any) -> Any:
     """Return the number of Python's that a node is, also one that changes; ``None`` if it is a tensor."""
-    value = value.meta.get("example_value") if isinstance(value, Node) else value
+    value = example_of(value)
     return value if isinstance(value, (bool, int, float, torch.SymInt, torch.SymFloat)) else None
 
 

@@ -16,7 +16,7 @@ from einops_fast.planning.notation import Subscripts, parse
 
 
 class Product(NamedTuple):
-    """A contraction of tensors."""
+    """A contraction of two tensors."""
 
     operands: tuple[tuple[Node, Dims], ...]  # each with what indexes it
     summed: tuple[Label, ...]  # the labels that are summed over
@@ -94,7 +94,7 @@ def _tensordot(node: Node, dims: Dims) -> Product | None:
 
 
 def _einsum(read: Subscripts, operands: Sequence[Any], dims: Dims) -> Product | None:
-    if len(operands) < 2:
+    if len(operands) != 2:
         return None
     shapes = [shape_of(each) for each in operands]
     index = dict(zip(read.output, dims, strict=True))

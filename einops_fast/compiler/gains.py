@@ -54,14 +54,15 @@ def parted(gains: Sequence[Gain], dtype: torch.dtype | None) -> tuple[list[Gain]
     return kept, factor
 
 
+def multiplied(layout: Layout, node: Node, labels: Sequence[Label], gain: Gain) -> Node:
+    """Put in the product, or the quotient, of a tensor of these labels and a gain."""
+    function = torch.div if gain.divides else torch.mul
+    return layout.graph.call_function(function, (node, layout.broadcast(gain.read, labels)))
+
+
 def gained(layout: Layout, q: Read, gains: Sequence[Gain]) -> tuple[Node, list[Label]]:
     """Put in queries that are multiplied by the gains of their scores; return them and their labels."""
     node, labels = layout.laid_out(q)
     for gain in gains:
-        factor, own = layout.laid_out(gain.read)
-        if not {*own} <= {*labels}:
-            raise Miss("broadcast", gain.read.node)
-        function = torch.div if gain.divides else torch.mul
-        factor = layout.permuted(factor, own, labels) if own else factor
-        node = layout.graph.call_function(function, (node, factor))
+        node = multiplied(layout, node, labels, gain)
     return (layout.graph.call_method("to", (node, dtype_of(q.node))) if gains else node), labels

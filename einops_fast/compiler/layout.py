@@ -96,6 +96,13 @@ class Layout:
                 node = self.graph.call_method("unsqueeze", (node, axis))
         return node
 
+    def broadcast(self, read: Read, wanted: Sequence[Label]) -> Node:
+        """Return a tensor as it is combined with one that has an axis for each of ``wanted``."""
+        node, labels = self.laid_out(read)
+        if not {*labels} <= {*wanted}:
+            raise Miss("broadcast", read.node)
+        return self.permuted(node, labels, wanted) if labels else node
+
     def merged(
         self, node: Node, labels: Sequence[Label], several: Sequence[Label], one: Label
     ) -> tuple[Node, list[Label]]:

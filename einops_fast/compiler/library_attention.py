@@ -19,8 +19,8 @@ from einops_fast.compiler.constants import constant_of, guarded
 from einops_fast.compiler.masks import Band, band_of
 from einops_fast.compiler.match import Miss, Read
 from einops_fast.compiler.nest import Dim, Dims, Label, fresh
-from einops_fast.compiler.nodes import argument, dtype_of, expression, name_of, shape_of
-from einops_fast.compiler.views import broadcast
+from einops_fast.compiler.nodes import argument, dtype_of, example_of, expression, name_of, shape_of
+from einops_fast.compiler.views import broadcast, operand_of
 
 _HALVES = (torch.float16, torch.bfloat16)
 _LEAST_SCORES = 1 << 22
@@ -46,22 +46,21 @@ def match_library_attention(node: Node) -> Attention | None:
     keys, features = Label(expression(of_k[-2]), whole=True), Label(expression(of_q[-1]), whole=True)
     shared = _shared(batch, of_k) if grouped else batch
     reader = Reader((keys,), whole=False)
-    q_read = reader.operand(q, _fitted((*batch, rows, (features,)), q, node))
-    k_read = reader.operand(k, _fitted((*shared, (keys,), (features,)), k, node))
-    v_read = reader.operand(v, _fitted((*shared, (keys,), columns), v, node))
+    q_read = operand_of(q, _fitted((*batch, rows, (features,)), q, node))
+    k_read = operand_of(k, _fitted((*shared, (keys,), (features,)), k, node))
+    v_read = operand_of(v, _fitted((*shared, (keys,), columns), v, node))
     target, result = reader.permuted(node, result, [])
-    masks, biases = list[Mask](), list[Read]()
+    reader.features, reader.dropout_p = (features,), dropout_p or 0.0
     if mask is not None:
         read = Read(mask, _fitted((*batch, rows, (keys,)), mask, node))
         if dtype_of(mask) == torch.bool:
-            masks.append(Mask(read, True, -math.inf))
+            reader.masks.append(Mask(read, True, -math.inf))
         else:
-            biases.append(read)
+            reader.biases.append(read)
     band = Band(None, 0, "top_left") if causal else None
     return Attention(
-        target, result, q_read, k_read, v_read, (keys,), (features,), factor, 0.0, dropout_p or 0.0, biases, masks,
-        "zeros", inner=reader.inner, band=band, rows=rows,
-    )  # fmt: skip
+        target, result, q_read, k_read, v_read, reader, factor, "zeros", reader.inner, band=band, rows=rows
+    )
 
 
 def _fitted(dims: Sequence[Dim], operand: Node, node: Node) -> Dims:
@@ -84,7 +83,7 @@ def _shared(batch: Sequence[Dim], shape: Sequence[Any]) -> list[Dim]:
 
 def _is_faster(q: Node, k: Node, mask: Any) -> bool:
     """Return whether ours is faster than torch's function is when it's compiled."""
-    value, keys = q.meta["example_value"], k.meta["example_value"]
+    value, keys = example_of(q), example_of(k)
     if mask is not None:
         if value.is_cuda:
             return True

@@ -17,7 +17,7 @@ from einops_fast.compiler.calls import call_attention
 from einops_fast.compiler.match import Inserted, Match, Read
 from einops_fast.compiler.nest import Dims, Label
 from einops_fast.compiler.nodes import argument, expression, name_of, shape_of, source_of
-from einops_fast.compiler.parts import seen_in_part
+from einops_fast.compiler.views import seen_in_part
 
 
 @dataclass

@@ -16,7 +16,7 @@ from einops_fast.compiler.contractions import product_of
 from einops_fast.compiler.layout import Layout, labels_of
 from einops_fast.compiler.match import Inserted, Match, Miss, Read
 from einops_fast.compiler.nest import Dims, Label, fresh
-from einops_fast.compiler.nodes import argument, dtype_of, name_of, shape_of, source_of
+from einops_fast.compiler.nodes import argument, dtype_of, example_of, name_of, shape_of, source_of
 from einops_fast.compiler.views import is_cast, seen_through
 
 _MANY = 64 << 20
@@ -36,7 +36,7 @@ class Loss(Match):
     weight: Node | None
     options: dict[str, Any]  # of the loss, as our function takes them
     classes: Label  # the label of the classes
-    rows: tuple[Any, ...] | None = None  # the index by which some of the logits are left out
+    rows: Any = None  # the index by which some of the logits are left out
     inner: list[Node] = field(default_factory=list)  # nodes between the operands and the loss
 
     @property
@@ -81,7 +81,7 @@ def match_loss(node: Node) -> Loss | None:
         return None
     logits, own, index, inner = path
     product = product_of(logits, own)
-    if product is None or len(product.operands) != 2:
+    if product is None:
         return None
     x, matrix = product.operands
     if classes in x[1]:
@@ -96,18 +96,14 @@ def match_loss(node: Node) -> Loss | None:
         raise Miss("unsupported option", node)
     if len({dtype_of(each) for each in (x[0], matrix[0], logits, bias) if each is not None}) != 1:
         raise Miss("dtype", logits)
-    if any(map(_transforms, node.graph.nodes)):  # our operator has no functional derivatives
+    # Our operator has no functional derivatives.
+    if any(name_of(each).endswith("increment_nesting") for each in node.graph.nodes):
         raise Miss("unsupported option", node)
     if _bytes_of(logits) < _MANY:
         raise Miss("not worth it", node)
     inner = [*inner, logits, *product.inner]
     weight = weight if isinstance(weight, Node) else None
     return Loss(node, Read(*x), Read(*matrix), bias, target, weight, options, classes[0], index, inner)
-
-
-def _transforms(node: Node) -> bool:
-    """Return whether a functional transform of torch begins at a node."""
-    return name_of(node).endswith("increment_nesting")
 
 
 def _options(node: Node) -> dict[str, Any] | None:
@@ -121,13 +117,13 @@ def _options(node: Node) -> dict[str, Any] | None:
     return {"ignore_index": ignore_index, "reduction": reduction, "label_smoothing": float(smoothing)}
 
 
-def _to_layer(node: Any, dims: Dims, classes: Any) -> tuple[Node, Dims, tuple[Any, ...] | None, list[Node]] | None:
+def _to_layer(node: Any, dims: Dims, classes: Any) -> tuple[Node, Dims, Any, list[Node]] | None:
     """Follow views and casts of logits back to what makes them.
 
     Return it with what indexes it, the index by which some of its rows are taken, and the nodes on the way.
     """
     inner: list[Node] = []
-    index: tuple[Any, ...] | None = None
+    index: Any = None
     while isinstance(node, Node):
         if dims.count(classes) == 1 and product_of(node, dims) is not None:
             return node, dims, index, inner
@@ -138,11 +134,10 @@ def _to_layer(node: Any, dims: Dims, classes: Any) -> tuple[Node, Dims, tuple[An
         seen = seen_through(node, dims)
         if seen is not None:
             node, dims = seen
-        elif name_of(node) == "getitem" and index is None and dims[-1] == classes:
-            source = source_of(node)
-            index = _index_of_rows(node.args[1], len(dims))
+        elif name_of(node) == "getitem" and index is None and _keeps_classes(node.args[1], len(dims)):
+            index, source = node.args[1], source_of(node)
             shape = shape_of(source)
-            if index is None or shape is None or len(shape) != len(dims):
+            if shape is None or len(shape) != len(dims) or dims[-1] != classes:
                 return None
             # Of fewer rows or more, in the same order.
             node, dims = source, (*fresh(shape[:-1]), classes)
@@ -151,18 +146,15 @@ def _to_layer(node: Any, dims: Dims, classes: Any) -> tuple[Node, Dims, tuple[An
     return None
 
 
-def _index_of_rows(index: Any, rank: int) -> tuple[Any, ...] | None:
-    """Return an index of slices, whole ones of the last axis; ``None`` if it is another one."""
-    entries = list(index) if isinstance(index, tuple) else [index]
-    if entries.count(...) > 1 or not all(entry is ... or isinstance(entry, slice) for entry in entries):
-        return None
-    whole = slice(None, None, None)
-    at = entries.index(...) if ... in entries else len(entries)
-    entries[at : at + 1] = [whole] * (rank - len(entries) + (... in entries))
-    return tuple(entries) if len(entries) == rank and entries[-1] == whole else None
+def _keeps_classes(index: Any, rank: int) -> bool:
+    """Return whether an index takes slices of the axes before the last one of so many, which it leaves whole."""
+    entries = index if isinstance(index, tuple) else (index,)
+    reaches_last = len(entries) == rank or ... in entries[:-1]
+    plain = all(entry is ... or isinstance(entry, slice) for entry in entries)
+    return plain and (not reaches_last or entries[-1] in (..., slice(None)))
 
 
 def _bytes_of(node: Node) -> int:
     """Return the bytes of a tensor; where sizes change, of the one with which the program is compiled."""
     sizes = [size.node.hint if isinstance(size, torch.SymInt) else size for size in shape_of(node) or ()]
-    return 0 if None in sizes else prod(sizes) * node.meta["example_value"].element_size()
+    return 0 if None in sizes else prod(sizes) * example_of(node).element_size()

@@ -17,7 +17,7 @@ from torch.fx import Node
 
 from einops_fast.compiler.constants import constant_of, times_number
 from einops_fast.compiler.memory import is_written
-from einops_fast.compiler.nodes import argument, called, dtype_of, name_of, shape_of, source_of
+from einops_fast.compiler.nodes import argument, called, dtype_of, example_of, name_of, shape_of, source_of
 
 _FUNCTIONS = frozenset(
     "ones zeros empty full arange ones_like zeros_like empty_like full_like tensor scalar_tensor fill_ triu tril triu_ "
@@ -133,7 +133,7 @@ def is_small(node: Node, factor: float) -> bool:
 
 def _is_of_zeros_and_ones(node: Any) -> bool:
     """Return whether a tensor is made of zeros and ones, whatever the program is given."""
-    value = node.meta.get("example_value") if isinstance(node, Node) else None
+    value = example_of(node)
     if not isinstance(value, torch.Tensor):
         return False
     if value.dtype == torch.bool:
@@ -204,7 +204,7 @@ def _needed(node: Node) -> list[Node] | None:
     def visit(each: Node) -> bool:
         if each in found:
             return True
-        value = each.meta.get("example_value")
+        value = example_of(each)
         if not isinstance(value, torch.Tensor):
             return all(isinstance(size, (int, torch.SymInt)) for size in _several(value))
         if name_of(each) not in _FUNCTIONS or len(found) > _MOST_NODES:
@@ -266,7 +266,7 @@ def _numbers(node: Node) -> list[Any]:
     found: list[Any] = []
 
     def visit(value: Any) -> None:
-        value = value.meta.get("example_value") if isinstance(value, Node) else value
+        value = example_of(value)
         numbers = [each for each in _several(value) if isinstance(each, (int, float, torch.SymInt))]
         found.extend([number for number in numbers if not isinstance(number, bool)])
 
@@ -280,7 +280,7 @@ def _evaluated(nodes: Sequence[Node], values: Mapping[Any, int]) -> torch.Tensor
 
     def known(value: Any) -> Any:
         if isinstance(value, Node):
-            return results[value] if value in results else known(value.meta["example_value"])
+            return results[value] if value in results else known(example_of(value))
         if isinstance(value, tuple):
             return tuple(map(known, value))
         if isinstance(value, torch.SymInt):

@@ -11,7 +11,7 @@ import torch
 from torch.fx import Graph, Node
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from einops_fast.compiler.nodes import argument, name_of, source_of
+from einops_fast.compiler.nodes import argument, example_of, name_of, source_of
 
 _IN_PLACE = frozenset(f"i{name}" for name in "pow mod floordiv xor lshift rshift matmul concat".split())
 """Operators of Python that write to their first operand, and aren't known by another name."""
@@ -29,7 +29,7 @@ def storages_of(value: Any) -> set[int]:
     while rest:
         each = rest.pop()
         if isinstance(each, Node):
-            rest.append(each.meta.get("example_value"))
+            rest.append(example_of(each))
             if name_of(each).endswith("dropout"):
                 rest.append(source_of(each))  # which it is itself, where nothing is dropped
         elif isinstance(each, (tuple, list)):
@@ -117,7 +117,7 @@ def _is_same(written: Any, result: Node) -> bool:
     """Return whether a node's result is the tensor that it was given to write to."""
     if not isinstance(written, Node) or name_of(result) == "setitem" or not storages_of(result):
         return False
-    one, other = written.meta.get("example_value"), result.meta.get("example_value")
+    one, other = example_of(written), example_of(result)
     if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
         return False
     alike = one.shape == other.shape and one.dtype == other.dtype and one.stride() == other.stride()

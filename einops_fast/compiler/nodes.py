@@ -67,19 +67,20 @@ def called(node: Node, arguments: Sequence[Any], options: Mapping[str, Any]) -> 
     return function(*arguments, **options)
 
 
-def _example(node: Any) -> Any:
-    return node.meta.get("example_value") if isinstance(node, Node) else None
+def example_of(value: Any) -> Any:
+    """Return the fake tensor, or the number, that a node stands for; anything else as it is."""
+    return value.meta.get("example_value") if isinstance(value, Node) else value
 
 
 def shape_of(node: Any) -> Sequence[Any] | None:
     """Return the shape of a node's tensor; ``None`` if it has none."""
-    value = _example(node)
+    value = example_of(node)
     return tuple(value.shape) if isinstance(value, torch.Tensor) else None
 
 
 def dtype_of(node: Any) -> torch.dtype | None:
     """Return the dtype of a node's tensor."""
-    value = _example(node)
+    value = example_of(node)
     return value.dtype if isinstance(value, torch.Tensor) else None
 
 

@@ -5,22 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any
 
 from torch import fx
 from torch.fx import Graph, GraphModule, Node
 
 from einops_fast.compiler.attention import match_attention
-from einops_fast.compiler.chains import match_chain
 from einops_fast.compiler.library_attention import match_library_attention
 from einops_fast.compiler.loops import match_loop
 from einops_fast.compiler.losses import match_loss
 from einops_fast.compiler.match import Inserted, Match, Miss
 from einops_fast.compiler.memory import changes_layout, is_written, name_what_is_written, storages_of
-from einops_fast.compiler.nodes import called, dtype_of, name_of, same_size
+from einops_fast.compiler.nodes import called, dtype_of, example_of, name_of, same_size
 from einops_fast.compiler.report import Fusion
 from einops_fast.compiler.safety import check
-from einops_fast.compiler.small_products import match_small_product
 from einops_fast.errors import EinsumError
 
 _PLACE = re.compile(r'File "([^"]+)", line (\d+)')
@@ -34,37 +31,27 @@ _REWRITES: tuple[tuple[str, _Find], ...] = (
     ("attention", match_library_attention),
     ("loop of attentions", match_loop),
     ("linear cross entropy", match_loss),
-    ("chain", match_chain),
 )
 """What is looked for, by its name in the report: in this order, each in the whole graph.
 
 Nodes are asked from the last one on, so that a match is the longest.
 """
 
-_BEFORE_FUSING: tuple[str, _Find] = "small product", match_small_product
-"""For compilers that fuse elementwise functions alone."""
 
-
-def rewritten(module: GraphModule, *, fuses: bool = True) -> list[Fusion]:
-    """Rewrite what is found in a graph, and in those within it, in place; return that, and what was missed.
-
-    Args:
-        module: Dynamo's graph.
-        fuses: whether the compiler that gets the result fuses elementwise functions.
-    """
-    rewrites = (*_REWRITES, _BEFORE_FUSING) if fuses else _REWRITES
+def rewritten(module: GraphModule) -> list[Fusion]:
+    """Rewrite what is found in a graph, and in those within it, in place; return that, and what was missed."""
     # What is checkpointed has a graph of its own.
     graphs = [each for each in module.modules() if isinstance(each, GraphModule)]
-    return [fusion for each in graphs for fusion in _rewritten(each, rewrites)]
+    return [fusion for each in graphs for fusion in _rewritten(each)]
 
 
-def _rewritten(module: GraphModule, rewrites: Sequence[tuple[str, _Find]]) -> list[Fusion]:
+def _rewritten(module: GraphModule) -> list[Fusion]:
     graph = module.graph
     if any(map(changes_layout, graph.nodes)):
         return []  # what is known of tensors is what they are at the end
     name_what_is_written(graph)
     told: list[Fusion] = []
-    for what, find in rewrites:
+    for what, find in _REWRITES:
         gone = set[Node]()
         found = [_tried(what, find, graph, node, gone) for node in reversed(list(graph.nodes)) if node not in gone]
         told += [fusion for fusion in reversed(found) if fusion is not None]
@@ -121,10 +108,10 @@ def _exchanged(graph: Graph, match: Match, gone: set[Node]) -> Inserted:
 
 def _as_it_lay(graph: Graph, old: Node, new: Node) -> Node:
     """Return a result without gaps if the program's is; else raise :class:`Miss` if a user relies on gaps."""
-    if old.meta["example_value"].is_contiguous():
+    if example_of(old).is_contiguous():
         with graph.inserting_after(new):
             result = graph.call_method("contiguous", (new,))
-        result.meta["example_value"] = new.meta["example_value"].contiguous()
+        result.meta["example_value"] = example_of(new).contiguous()
         return result
     memory = storages_of(old)
     views = [node for node in graph.nodes if node is not old and storages_of(node) & memory]
@@ -151,20 +138,16 @@ def _first_need(graph: Graph, match: Match) -> Node:
 
 def _try(nodes: Sequence[Node], inserted: Inserted, match: Match) -> None:
     """Run what was inserted on the examples of the graph's tensors; raise :class:`Miss` unless results are alike."""
-
-    def example(value: Any) -> Any:
-        return value.meta["example_value"]
-
-    wanted = example(match.node)
+    wanted = example_of(match.node)
     try:
         with getattr(wanted, "fake_mode", None) or nullcontext():
             for node in nodes:
-                given, options = fx.node.map_arg((node.args, node.kwargs), example)
+                given, options = fx.node.map_arg((node.args, node.kwargs), example_of)
                 node.meta["example_value"] = called(node, given, options)
     except (EinsumError, RuntimeError) as error:
         raise Miss("unsupported option", match.node) from error
     for old, new in inserted.results.items():
-        wanted, made = example(old), example(new)
+        wanted, made = example_of(old), example_of(new)
         alike = made.dtype == wanted.dtype and made.dim() == wanted.dim()
         if not alike or not all(map(same_size, made.shape, wanted.shape)):
             raise Miss("different numel", old)

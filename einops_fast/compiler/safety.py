@@ -9,7 +9,7 @@ from torch.fx import Graph, Node
 
 from einops_fast.compiler.match import Match, Miss, Read
 from einops_fast.compiler.memory import is_written, storages_of, written_by
-from einops_fast.compiler.nodes import dtype_of
+from einops_fast.compiler.nodes import dtype_of, example_of
 
 
 def check(graph: Graph, match: Match) -> None:
@@ -63,14 +63,14 @@ def _settings(graph: Graph) -> dict[Node, tuple[bool, frozenset[Node]]]:
 
 def is_differentiated(read: Read) -> bool:
     """Return whether gradients are made with respect to what is read."""
-    return bool(read.node.meta["example_value"].requires_grad)
+    return bool(example_of(read.node).requires_grad)
 
 
 def check_dtypes(graph: Graph, reads: Sequence[Read], node: Node) -> None:
     """Raise unless all tensors are of one dtype of floating point, or autocast sees to that."""
     operands = [read.node for read in reads]
     dtypes = {dtype_of(each) for each in operands}
-    devices = {each.meta["example_value"].device.type for each in operands}
+    devices = {example_of(each).device.type for each in operands}
     casts = any(map(torch.is_autocast_enabled, devices)) or "enter_autocast" in map(_function, graph.nodes)
     if not all(dtype is not None and dtype.is_floating_point for dtype in dtypes) or (len(dtypes) > 1 and not casts):
         raise Miss("dtype", node)

@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 from torch.fx import Node
 
 from einops_fast.compiler.contractions import Product, is_contraction, product_of
+from einops_fast.compiler.match import Miss
 from einops_fast.compiler.nest import Dims, expanded
 from einops_fast.compiler.nodes import argument, axis_of, name_of, shape_of, source_of
-from einops_fast.compiler.views import broadcast, followed
+from einops_fast.compiler.views import broadcast, followed, is_cast
 
 LAST_STEPS = ("softmax", "_softmax", "div", "mul", "exp")
 """Functions that a softmax may end with."""
@@ -107,6 +108,29 @@ def largest_of(node: Any, scores: Any, axis: int) -> tuple[Node, ...]:
     return tuple(inner) if isinstance(own, int) and own % rank == axis % rank and keeps else ()
 
 
+def beside_sinks(node: Any, dims: Dims, axis: int) -> tuple[Node, tuple[Node, Dims], list[Node]]:
+    """Return scores that one column is joined to along the axis of keys, that column, and the nodes up to a softmax.
+
+    The softmax is taken of ``node``; ``dims`` index the scores.
+    """
+    inner = []
+    while is_cast(node) or name_of(node) == "sub":
+        inner.append(node)
+        if not is_cast(node):
+            taken = largest_of(argument(node, 1, "other"), source_of(node), axis)
+            if not taken or argument(node, 2, "alpha", 1) != 1:
+                raise Miss("different offset", node)
+            inner += taken
+        node = source_of(node)
+    joined: Any = source_of(node) if name_of(node) == "cat" else ()
+    rows = (*dims[:axis], (), *dims[axis + 1 :])
+    if len(joined) == 2 and argument(node, 1, "dim", 0) % len(dims) == axis and broadcast(dims, joined[0]) == dims:
+        column = broadcast(rows, joined[1])
+        if column is not None:
+            return joined[0], (joined[1], column), [*inner, node]
+    raise Miss("different offset", node)
+
+
 class Quotient(NamedTuple):
     """A product of exponentials with values, divided by the sum of the exponentials."""
 
@@ -128,7 +152,7 @@ def quotient_of(node: Node, dims: Dims, right: bool) -> Quotient | None:
     sums = broadcast(dims, inverse[1])
     total = None if sums is None else followed(inverse[1], sums, lambda each: name_of(each) == "sum")
     product = None if divided is None else product_of(divided[0], divided[1])
-    if divided is None or total is None or product is None or not product.summed or len(product.operands) != 2:
+    if divided is None or total is None or product is None or not product.summed:
         return None
     exponentials = followed(*product.operands[1 if right else 0], lambda each: name_of(each) == "exp")
     axis = axis_of(total[0])

@@ -11,16 +11,15 @@ from typing import Any, TypeVar
 
 from torch.fx import Node
 
+from einops_fast.compiler.attention_call import Softmaxed
 from einops_fast.compiler.constants import constant_of, guarded, number_of, times_number
-from einops_fast.compiler.gains import Gain, gain_of
+from einops_fast.compiler.gains import gain_of
 from einops_fast.compiler.layout import labels_of
 from einops_fast.compiler.match import Miss, Read
 from einops_fast.compiler.nest import Dims, Label, expanded
 from einops_fast.compiler.nodes import argument, name_of, source_of
-from einops_fast.compiler.parts import seen_in_part
-from einops_fast.compiler.sinks import axis_without_last
 from einops_fast.compiler.softmax import LAST_STEPS, Quotient, Softmax, softmax_of
-from einops_fast.compiler.views import broadcast, is_cast, seen_through
+from einops_fast.compiler.views import axis_without_last, broadcast, is_cast, seen_in_part, seen_through
 
 _BETWEEN = frozenset(
     "dropout to type_as type float half bfloat16 double contiguous clone detach reshape flatten unflatten expand "
@@ -62,20 +61,18 @@ def leads_to_softmax(node: Any) -> bool:
     return leads(node)
 
 
-class WeightsReader:
+class WeightsReader(Softmaxed):
     """Follows weights through the graph, from their product with the values on."""
 
     def __init__(self, keys: tuple[Label, ...]) -> None:
-        self.keys = keys
+        super().__init__(keys)
         for label in keys:
             label.whole = True
         self.inner: list[Node] = []
         self.zeroed: list[tuple[Any, bool]] = []
-        self.dropout_p: Any = 0.0
         self.softmax: Softmax | None = None
         self.last: Node | None = None  # of the softmax
         self.with_sinks: int | None = None  # the axis along which the softmax has one more than the keys
-        self.times: list[float | Gain | Read] = []  # what all weights of a row are multiplied by; masks of zeros
 
     def begin_at(self, quotient: Quotient) -> None:
         """Begin at what normalizes the product with the values."""
@@ -138,7 +135,7 @@ class WeightsReader:
                 node = self._factor(node, dims)
             elif is_cast(node):
                 node = source_of(node)
-            elif (axis := axis_without_last(node)) is not None:
+            elif (axis := axis_without_last(node, dims)) is not None:
                 if expanded(dims[axis]) != self.keys:
                     raise Miss("different offset", node)
                 self.with_sinks, node = axis, source_of(node)

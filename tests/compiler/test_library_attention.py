@@ -110,6 +110,5 @@ def test_where_ours_is_faster(
     shape: Any, dtype: str, mask: bool, capability: Any, faster: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    value = SimpleNamespace(is_cuda=True, dtype=getattr(torch, dtype), shape=shape, device="cuda:0")
-    node: Any = SimpleNamespace(meta={"example_value": value})
-    assert library_attention._is_faster(node, node, node if mask else None) is faster
+    value: Any = SimpleNamespace(is_cuda=True, dtype=getattr(torch, dtype), shape=shape, device="cuda:0")
+    assert library_attention._is_faster(value, value, value if mask else None) is faster

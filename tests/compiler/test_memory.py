@@ -39,7 +39,6 @@ WRITES: dict[str, Callable[[Any, Any], Any]] = {
     "operator": lambda x, y: raised(x),
     "another_operator": lambda x, y: taken_modulo(x),
     "function_with_an_option": lambda x, y: F.leaky_relu(x, 0.1, True),
-    "function_with_more_options": lambda x, y: F.hardtanh(x, -0.1, 0.1, True),
     "out": lambda x, y: torch.add(y, 1, out=x),
     "several": lambda x, y: torch._foreach_mul_([x, y * 1], 2.0),
     "operator_of_a_library": writes,
@@ -50,13 +49,9 @@ WRITES: dict[str, Callable[[Any, Any], Any]] = {
 
 VIEWS: dict[str, Callable[[Any], Any]] = {
     "transposed": lambda x: x.mT,
-    "adjoint": lambda x: x.adjoint(),
     "data": lambda x: x.data,
-    "detached": lambda x: x.detach(),
     "split": lambda x: torch.split(x, 1)[1],
     "at_least": torch.atleast_2d,
-    "positive": torch.positive,
-    "conjugate": torch.conj,
     "on_the_host": lambda x: x.cpu(),
     "einsum": lambda x: torch.einsum("bhid->bhdi", x),
     "broadcast": lambda x: torch.broadcast_tensors(x, x)[0],

@@ -10,7 +10,6 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -28,7 +27,7 @@ from einops_fast.nn.injection.loss import causal_lm_loss
 from einops_fast.nn.injection.replacement import Replacement
 
 # How many modules are replaced in each.
-COUNTS = {"bert": 6 + 7 + 2 * 4, "gpt2": 5 + 7 + 2 * 3 + 1, "llama": 5 + 2 * 3 + 1}
+COUNTS = {"bert": 6 + 7 + 2 * 4, "gpt2": 5 + 7 + 2 * 3 + 1, "llama": 5 + 2 * 2 + 1}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -130,20 +129,6 @@ def test_weights_when_asked_for(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_checkpointing(kind: str) -> None:
-    dropout = {"bert": "attention_probs_dropout_prob", "gpt2": "attn_pdrop", "llama": "attention_dropout"}[kind]
-    model = build(kind, **{dropout: 0.4}).train()
-    nn.optimize(model)
-    torch.manual_seed(5)
-    expected = results(model, use_cache=False)
-    model.gradient_checkpointing_enable()
-    torch.manual_seed(5)
-    torch.testing.assert_close(results(model, use_cache=False), expected)
-    torch.manual_seed(6)
-    assert not torch.equal(results(model, use_cache=False)[0], expected[0])
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_dropout(kind: str) -> None:
     names = {
         "bert": ("attention_probs_dropout_prob", "hidden_dropout_prob"),
@@ -238,17 +223,6 @@ def test_causal_loss(dtype: Any) -> None:
         found, expected = ([loss, *torch.autograd.grad(loss, logits)] for loss in losses)
         assert found[0].dtype == torch.float32
         torch.testing.assert_close(found, expected)
-
-
-def test_saved_and_moved(tmp_path: Path) -> None:
-    model = build("llama", "sdpa", torch.float32)
-    nn.optimize(model)
-    expected = model(input_ids=tokens()).logits
-    model.save_pretrained(tmp_path)
-    again = transformers.LlamaForCausalLM.from_pretrained(tmp_path).to(DEVICE)
-    assert not any(isinstance(module, Replacement) for module in again.modules())
-    torch.testing.assert_close(again(input_ids=tokens()).logits, expected, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(model.double()(input_ids=tokens()).logits.float(), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_report() -> None:
@@ -372,7 +346,7 @@ def test_classes_of_the_family() -> None:
     files = {"Camembert": "camembert", "Electra": "electra", "Ernie": "ernie", "XLMRoberta": "xlm_roberta"}
     for family, parts in (
         (BERT_FAMILY, ("Intermediate", "Output", "SelfAttention", "SelfOutput")),
-        (LLAMA_FAMILY, ("Attention", "DecoderLayer", "MLP", "RMSNorm")),
+        (LLAMA_FAMILY, ("Attention", "MLP", "RMSNorm")),
     ):
         first = "Bert" if family is BERT_FAMILY else "Llama"
         for kind in family:

@@ -9,6 +9,11 @@ from unittest import mock
 
 import pytest
 import torch
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+    register_module_full_backward_hook,
+)
 
 pytest.importorskip("transformers", minversion="5.0")
 pytest.importorskip("triton")
@@ -31,7 +36,6 @@ PARTS = [
     ("gpt2", "transformer.h.0.mlp.act"),
     ("llama", "model.layers.0.mlp.gate_proj"),
     ("llama", "model.layers.0.mlp.act_fn"),
-    ("llama", "model.layers.0.post_attention_layernorm"),
 ]
 
 
@@ -86,17 +90,13 @@ def outcome(model: Any) -> list[Any]:
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
 def test_hooks_of_all_modules(kind: str, first: bool) -> None:
-    from torch.nn.modules import module as hooks
-
     def calls(model: Any) -> list[tuple[str, Any]]:
         names = {module: name for name, module in model.named_modules()}
         seen: list[tuple[str, Any]] = []
         handles = [
-            hooks.register_module_forward_pre_hook(lambda module, args: seen.append(("before", names.get(module)))),
-            hooks.register_module_forward_hook(lambda module, args, out: seen.append(("after", names.get(module)))),
-            hooks.register_module_full_backward_hook(
-                lambda module, into, out: seen.append(("back", names.get(module)))
-            ),
+            register_module_forward_pre_hook(lambda module, args: seen.append(("before", names.get(module)))),
+            register_module_forward_hook(lambda module, args, out: seen.append(("after", names.get(module)))),
+            register_module_full_backward_hook(lambda module, into, out: seen.append(("back", names.get(module)))),
         ]
         try:
             if first:
@@ -118,54 +118,22 @@ def test_hooks_of_all_modules(kind: str, first: bool) -> None:
     assert ours.call_count == 2
 
 
-@pytest.mark.parametrize("first", [True, False])
-@pytest.mark.parametrize("kind", KINDS)
-def test_hooks_see_weights(kind: str, first: bool) -> None:
-    from torch.nn.modules.module import register_module_forward_hook
-
-    def weights(model: Any, everywhere: bool) -> list[Any]:
-        seen: list[Any] = []
-
-        def hook(module: Any, args: Any, out: Any) -> None:
-            if type(module).__name__.endswith("Attention") and isinstance(out, tuple):
-                seen.append(out[1])
-
-        modules = [module for module in model.modules() if type(module).__name__.endswith("Attention")]
-        if everywhere:
-            handles = [register_module_forward_hook(hook)]
-        else:
-            handles = [module.register_forward_hook(hook) for module in modules]
-        try:
-            if first:
-                nn.optimize(model)
-            results_of_logits(model)
-        finally:
-            for handle in handles:
-                handle.remove()
-        return seen
-
-    for everywhere in (True, False):
-        found, expected = build(kind, "eager"), build(kind, "eager")
-        with mock.patch.object(nn, "optimize"):
-            wanted = weights(expected, everywhere)
-        if not first:
-            nn.optimize(found)
-        assert wanted[0] is not None
-        close(weights(found, everywhere), wanted)
-
-
 COPIES: dict[str, Callable[[Any], Any]] = {
     "itself": lambda model: model,
     "copied": copy.deepcopy,
     "pickled": lambda model: pickle.loads(pickle.dumps(model)),
 }
 
+AROUND = (".layer.0", "layer.0.attention", "h.0", "layers.0")
+"""Layers, and ``BertAttention`` around ``BertSelfAttention``."""
+
 
 @pytest.mark.parametrize("first", [True, False])
-@pytest.mark.parametrize("made", COPIES)
+@pytest.mark.parametrize(
+    ("where", "made"), [("everywhere", "itself"), ("attention", "itself"), *[("around", name) for name in COPIES]]
+)
 @pytest.mark.parametrize("kind", [*KINDS, "vit"])
-def test_hooks_around_attention_see_weights(kind: str, made: str, first: bool) -> None:
-    """Hooks of ``BertAttention`` around ``BertSelfAttention``, and of layers around these."""
+def test_hooks_see_weights(kind: str, where: str, made: str, first: bool) -> None:
     if kind == "vit":
         sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
         model = transformers.ViTModel(transformers.ViTConfig(**sizes, image_size=8, patch_size=4)).eval()
@@ -176,14 +144,17 @@ def test_hooks_around_attention_see_weights(kind: str, made: str, first: bool) -
 
     def seen(model: Any) -> list[Any]:
         found: list[Any] = []
-        hook = lambda module, args, out: found.append(out)  # noqa: E731
-        outer = [
-            module
-            for name, module in model.named_modules()
-            if name.endswith(("layer.0", "layer.0.attention", "h.0", "layers.0"))
-        ]
-        assert outer
-        handles = [module.register_forward_hook(hook) for module in outer]
+
+        def hook(module: Any, args: Any, out: Any) -> None:
+            if where == "around" or (type(module).__name__.endswith("Attention") and isinstance(out, tuple)):
+                found.append(out)
+
+        if where == "everywhere":
+            handles = [register_module_forward_hook(hook)]
+        else:
+            ends = AROUND if where == "around" else ("attention", "self", "attn")
+            hooked = [module for name, module in model.named_modules() if name.endswith(ends)]
+            handles = [module.register_forward_hook(hook) for module in hooked]
         if first:
             nn.optimize(model)
         with torch.no_grad():
@@ -194,6 +165,7 @@ def test_hooks_around_attention_see_weights(kind: str, made: str, first: bool) -
 
     with mock.patch.object(nn, "optimize"):
         wanted = seen(model)
+    assert wanted
     if not first:
         nn.optimize(model)
     model = COPIES[made](model)

@@ -8,6 +8,7 @@ import torch
 from torch.nn.functional import linear, scaled_dot_product_attention
 from torch_operands import whole
 
+from einops_fast import nn
 from einops_fast.errors import EinsumError, ShapeError, SubscriptsError
 from einops_fast.nn import CausalSelfAttention, MultiHeadAttention
 
@@ -16,11 +17,17 @@ MODULES: dict[str, Any] = {
     "words": lambda: MultiHeadAttention("batch row query, batch row key -> row batch query", 32, 4, window=(2, 2)),
     "causal": lambda: CausalSelfAttention(4, 32, is_causal=True),
 }
+OTHERS: dict[str, Any] = {
+    "qkv": lambda: nn.QKVSelfAttention(32, 4, num_kv_heads=2, is_causal=True),
+    "bert": lambda: nn.BertSelfAttention(32, 4, 0.0),
+    "gpt": lambda: nn.GPTAttention(32, 4, 0.0, 0.0),
+    "dropout": lambda: nn.FusedDropoutBias(0.0, 32, "gelu"),
+}
 
 
 def made(name: str) -> tuple[Any, Any]:
     torch.manual_seed(0)
-    module = MODULES[name]().eval()
+    module = {**MODULES, **OTHERS}[name]().eval()
     return module, torch.randn(*((2, 3, 6, 32) if name == "words" else (2, 6, 32)))
 
 
@@ -132,12 +139,14 @@ def test_logarithms_come_with_the_result() -> None:
     torch.testing.assert_close(lse, (torch.einsum("bihd,bjhd->bihj", q, k) * 8**-0.5).logsumexp(-1))
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", [*MODULES, *OTHERS])
 def test_compiles_whole(name: str) -> None:
     module, x = made(name)
     x.requires_grad_()
     found, expected = whole(module)(x), module(x)
     torch.testing.assert_close(found, expected)
+    if isinstance(found, tuple):
+        found, expected = found[0], expected[0]
     parameters = [x, *module.parameters()]
     gradients = [torch.autograd.grad(each.square().sum(), parameters) for each in (found, expected)]
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)

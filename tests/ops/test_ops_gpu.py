@@ -173,7 +173,7 @@ def test_models(kind: str, dtype: str, compiled: bool) -> None:
     exact = [each.double() for each in results(copy.deepcopy(original).double())]
     native = [each.clone() for each in results(original)]
     report = nn.optimize(original)
-    assert len(report.replaced) > 10
+    assert len(report.replaced) >= 10
     torch.compiler.reset()
     run = torch.compile(original, fullgraph=True) if compiled else original
     found = [each.clone() for each in results(run)]

@@ -69,9 +69,6 @@ STEPS: dict[str, dict[str, Step]] = {
         "gated_alone": lambda x: x * MASK.float(),
         "little_for_a_mask": lambda x: torch.where(MASK, x, -3.0),
         "half_a_gate": lambda x: x * MASK.float() - 1e9 * (1 - MASK.float().mT),
-        "reversed": lambda x: x.flip(-1),
-        "turned": lambda x: x.roll(1, -1),
-        "summed_up": lambda x: x.cumsum(-1),
         "squared": lambda x: x * x,
         "of_positions": lambda x: x * torch.arange(M),
         "written": written,
@@ -85,9 +82,7 @@ STEPS: dict[str, dict[str, Step]] = {
         "gated": lambda x: x * MASK,
         "masked_by_more": lambda x: x.masked_fill(~MASK, 0.5),
         "transposed": lambda x: x.mT,
-        "turned": lambda x: x.roll(1, -2),
         "over_queries": lambda x: x / x.sum(-2, keepdim=True),
-        "twice": lambda x: x.softmax(-1),
         "mixed_heads": lambda x: x.mean(1, keepdim=True).expand_as(x),
         "residual": lambda x: x + torch.eye(M),
         "written": written,
@@ -103,8 +98,6 @@ STEPS: dict[str, dict[str, Step]] = {
         "bounded": lambda x: x.clamp(min=3),
         "detached": lambda x: x.detach(),
         "of_other_rows": lambda x: x.flip(-2),
-        "of_all_rows": lambda x: x.mean(-2, keepdim=True),
-        "root": lambda x: x.sqrt(),
     },
     "largest": {
         "of_other_rows": lambda x: x.flip(-2),
@@ -137,30 +130,20 @@ def _disturbed(function: Any, stage: str, step: Step) -> Callable[..., Any]:
 
 def _with_a_result_more(function: Any, stage: str) -> Callable[..., Any]:
     def program(q: Any, k: Any, v: Any) -> Any:
-        kept = []
-
-        def keep(name: str, x: Any) -> Any:
-            if name == stage:
-                kept.append(x)
-            return x
-
-        return function(q, k, v, keep), kept[0]
+        kept: dict[str, Any] = {}
+        return function(q, k, v, lambda name, x: kept.setdefault(name, x)), kept[stage]
 
     return program
 
 
-def _all() -> dict[str, Spelling]:
-    found = {}
-    for name, function in SPELLED.items():
-        for stage in _STAGES[name]:
-            found |= {
-                f"{name}-{stage}-{what}": Spelling(_disturbed(function, stage, step), SQUARE)
-                for what, step in STEPS[stage].items()
-            }
-            # With scores known, softmax and logarithm are a result of ours.
-            if stage != "log":
-                found[f"{name}-{stage}-returned"] = Spelling(_with_a_result_more(function, stage), SQUARE)
-    return found
-
-
-DISTURBED = _all()
+DISTURBED = {
+    f"{name}-{stage}-{what}": Spelling(_disturbed(function, stage, step), SQUARE)
+    for name, function in SPELLED.items()
+    for stage in _STAGES[name]
+    for what, step in STEPS[stage].items()
+} | {
+    f"{name}-{stage}-returned": Spelling(_with_a_result_more(function, stage), SQUARE)
+    for name, function in SPELLED.items()
+    for stage in _STAGES[name]
+    if stage != "log"  # with scores known, softmax and logarithm are a result of ours
+}

@@ -1,9 +1,10 @@
-"""Programs that look like attention, and aren't, or need more of it than its result."""
+"""Programs that look like attention, sums or blocks of it, and aren't, or need more of it than its result."""
 
 from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from attention_spellings import HEADS_FIRST, SQUARE, B, D, E, H, M, Mask, N, Spelling
 
 LOOK_ALIKES: dict[str, tuple[Spelling, str]] = {}
@@ -20,10 +21,9 @@ def look_alike(reason: str, *shapes: Any) -> Callable[[Callable[..., Any]], Call
     return add
 
 
-@look_alike("value used elsewhere", *HEADS_FIRST)
-def weights_are_returned(q, k, v):
-    weights = (q @ k.mT).softmax(-1)
-    return weights @ v, weights
+@look_alike("unsupported option", *HEADS_FIRST[:2], (B, H, N, 1))
+def values_of_one_feature(q, k, v):
+    return (q @ k.mT).softmax(-1) @ v
 
 
 @look_alike("value used elsewhere", *HEADS_FIRST)
@@ -35,11 +35,6 @@ def scores_are_used_twice(q, k, v):
 @look_alike("different loop order", *HEADS_FIRST)
 def softmax_over_the_queries(q, k, v):
     return (q @ k.mT).softmax(-2) @ v
-
-
-@look_alike("different loop order", (B, H, M, D), (B, H, M, D), (B, H, M, E))
-def softmax_over_the_heads(q, k, v):
-    return (q @ k.mT).softmax(1) @ v
 
 
 @look_alike("", *HEADS_FIRST)
@@ -62,16 +57,6 @@ def a_temperature_of_each_key(q, k, v, temperature):
     return ((q @ k.mT) * temperature).softmax(-1) @ v
 
 
-@look_alike("unsupported option", *HEADS_FIRST, Mask((M, N)))
-def a_mask_that_hides_little(q, k, v, mask):
-    return (q @ k.mT).masked_fill(mask, -3.0).softmax(-1) @ v
-
-
-@look_alike("unsupported option", *HEADS_FIRST)
-def bounded_scores(q, k, v):
-    return (q @ k.mT).clamp(-1, 1).softmax(-1) @ v
-
-
 @look_alike("unsupported option", *HEADS_FIRST, (H, 1, 1), (H, M, N))
 def a_temperature_of_a_bias(q, k, v, temperature, bias):
     return ((q @ k.mT + bias) * temperature).softmax(-1) @ v
@@ -80,11 +65,6 @@ def a_temperature_of_a_bias(q, k, v, temperature, bias):
 @look_alike("broadcast", (M, D), (B, H, N, D), (B, H, N, E), (B, 1, 1, 1))
 def a_temperature_of_more_than_the_queries(q, k, v, temperature):
     return (torch.einsum("id,bhjd->bhij", q, k) * temperature).softmax(-1) @ v
-
-
-@look_alike("different offset", *HEADS_FIRST, (H, 1, 1))
-def a_sink_before_the_keys(q, k, v, sinks):
-    return torch.cat([sinks.expand(B, H, M, 1), q @ k.mT], -1).softmax(-1)[..., 1:] @ v
 
 
 @look_alike("different offset", *HEADS_FIRST, (H, 1, 1))
@@ -135,32 +115,12 @@ def a_bias_within_the_softcap(q, k, v, bias):
     return (2 * torch.tanh(q @ k.mT + bias)).softmax(-1) @ v
 
 
-@look_alike("unsupported option", *HEADS_FIRST, Mask((M, N)))
-def weights_that_are_masked(q, k, v, mask):
-    return (q @ k.mT).softmax(-1).masked_fill(~mask, 0.0) @ v
-
-
-@look_alike("mutation", *HEADS_FIRST)
-def queries_that_are_written_to(q, k, v):
-    q = q.detach().clone()
-    scores = q @ k.detach().mT
-    q.add_(1)
-    return scores.softmax(-1) @ v + q.sum()
-
-
 @look_alike("mutation", *HEADS_FIRST)
 def values_of_which_a_view_is_written_to(q, k, v):
     v = v.clone()
     weights = (q @ k.mT).softmax(-1)
     v[:, 0].mul_(2)
     return weights @ v
-
-
-@look_alike("value used elsewhere", *HEADS_FIRST)
-def a_sum_of_exponentials_that_is_used(q, k, v):
-    weights = (q @ k.mT).exp()
-    total = weights.sum(-1, keepdim=True)
-    return (weights / total) @ v, total
 
 
 @look_alike("", *HEADS_FIRST)
@@ -188,11 +148,6 @@ def a_product_of_queries_alone(q, k, v):
 @look_alike("different offset", *HEADS_FIRST)
 def part_of_the_scores(q, k, v):
     return (q @ k.mT)[..., 1:].softmax(-1) @ v[..., 1:, :]
-
-
-@look_alike("unsupported option", *HEADS_FIRST)
-def detached_weights(q, k, v):
-    return (q @ k.mT).softmax(-1).detach() @ v
 
 
 @look_alike("unsupported option", *HEADS_FIRST)
@@ -289,3 +244,136 @@ def values_of_another_dtype(q, k, v):
 @look_alike("unsupported option", *HEADS_FIRST)
 def a_product_of_three(q, k, v):
     return torch.einsum("bhid,bhjd,bhjd->bhij", q, k, k).softmax(-1) @ v
+
+
+# ---- sums, factors of weights, blocks of keys
+
+
+@look_alike("unsupported option", *HEADS_FIRST, (N,))
+def weights_that_are_scaled_by_keys(q, k, v, scale):
+    return ((q @ k.mT).softmax(-1) * scale) @ v
+
+
+@look_alike("broadcast", *HEADS_FIRST)
+def weights_of_one_head_more(q, k, v):
+    return ((q @ k.mT).softmax(-1) - (q[:, :1] @ k[:, :1].mT).softmax(-1)) @ v
+
+
+@look_alike("random numbers", *HEADS_FIRST)
+def a_difference_that_is_dropped(q, k, v):
+    weights = (q @ k.mT).softmax(-1) - 0.3 * (q @ k.mT * 2).softmax(-1)
+    return F.dropout(weights, 0.3) @ v * 0 + q.sum()
+
+
+@look_alike("value used elsewhere", *HEADS_FIRST)
+def a_difference_one_part_of_which_is_used(q, k, v):
+    one, other = (q @ k.mT).softmax(-1), (q @ k.mT.sin()).softmax(-1)
+    return (one - other) @ v, other
+
+
+BLOCKS = ((B, H, M, D), (B, H, M, D), (B, H, 4, D), (B, H, 3, D), (B, H, 7, E))
+
+
+@look_alike("unsupported option", *BLOCKS)
+def blocks_of_other_queries(q, other, k1, k2, v):
+    return torch.cat([q @ k1.mT, other @ k2.mT], -1).softmax(-1) @ v
+
+
+@look_alike("unsupported option", *BLOCKS)
+def blocks_of_other_scales(q, other, k1, k2, v):
+    return torch.cat([q @ k1.mT / 2, q @ k2.mT], -1).softmax(-1) @ v * 1 + other[..., :1]
+
+
+@look_alike("unsupported option", *BLOCKS, (M, 4))
+def a_bias_of_one_block(q, other, k1, k2, v, bias):
+    return torch.cat([q @ k1.mT + bias, q @ k2.mT], -1).softmax(-1) @ v + other[..., :1]
+
+
+@look_alike("different offset", (B, H, 2, D), (B, H, 3, D), (B, H, N, D), (B, H, N, E))
+def queries_that_are_joined_in_the_scores(q1, q2, k, v):
+    return torch.cat([q1 @ k.mT, q2 @ k.mT], -2).softmax(-1) @ v
+
+
+@look_alike("value used elsewhere", *BLOCKS)
+def scores_of_a_block_that_are_used(q, other, k1, k2, v):
+    scores = q @ k1.mT
+    return torch.cat([scores, q @ k2.mT], -1).softmax(-1) @ v + other[..., :1], scores
+
+
+@look_alike("unsupported option", *BLOCKS[:3], (B, H, M, 2), (B, H, 6, E))
+def scores_beside_keys_that_are_no_products(q, other, k, scores, v):
+    return torch.cat([scores, q @ k.mT], -1).softmax(-1) @ v + other[..., :1]
+
+
+@look_alike("broadcast", (B, H, M, D), (H, 4, D), (B, H, 3, D), (B, H, 7, E))
+def a_block_of_keys_for_all_of_the_batch(q, k1, k2, v):
+    return torch.cat([q @ k1.mT, q @ k2.mT], -1).softmax(-1) @ v
+
+
+@look_alike("not worth it", *HEADS_FIRST)
+def one_softmax_in_two_terms(q, k, v):
+    weights = (q @ k.mT).softmax(-1)
+    return (weights - weights / 2) @ v
+
+
+@look_alike("unsupported option", *SQUARE)
+def a_difference_by_keys(q, k, v):
+    return ((q @ k.mT).softmax(-1) - v[..., :1].mT * (q @ k.sin().mT).softmax(-1)) @ v
+
+
+@look_alike("value used elsewhere", *HEADS_FIRST)
+def the_largest_scores_of_a_row(q, k, v):
+    scores = q @ k.mT
+    least = scores.topk(3, -1).values[..., -1:]
+    return scores.masked_fill(scores < least, float("-inf")).softmax(-1) @ v
+
+
+@look_alike("", *SQUARE)
+def linear_attention(q, k, v):
+    q, k = F.elu(q) + 1, F.elu(k) + 1
+    return (q @ (k.mT @ v)) / (q @ k.sum(-2, keepdim=True).mT)
+
+
+@look_alike("different loop order", *SQUARE)
+def slots_that_compete(q, k, v):
+    weights = (q @ k.mT).softmax(-2) + 1e-8
+    return (weights / weights.sum(-1, keepdim=True)) @ v
+
+
+@look_alike("not worth it", (B, H, M, 2, D), (B, H, N, 2, D), (B, H, N, 2 * D))
+def a_difference_for_wide_values(q, k, v):
+    """On a processor, the second product with the values takes longer than reading and writing scores."""
+    one, other = torch.einsum("bhisd,bhjsd->sbhij", q, k).softmax(-1)
+    return (one - other / 3) @ v
+
+
+@look_alike("not worth it", (3, M, H, 96), (3, M, H, 96), (3, M, H, 96))
+def rows_that_share_their_weights_for_many_features(q, k, v):
+    weights = torch.einsum("rihd,rjhd->hij", q / 17, k).softmax(-1)
+    return torch.einsum("hij,rjhd->rihd", weights, v)
+
+
+@look_alike("different loop order", *HEADS_FIRST, (H, H))
+def heads_that_are_mixed_after_the_softmax(q, k, v, mix):
+    return torch.einsum("bhij,hg->bgij", (q @ k.mT).softmax(-1), mix) @ v
+
+
+@look_alike("different loop order", *HEADS_FIRST, (H, H))
+def heads_that_a_layer_mixes(q, k, v, mix):
+    weights = (q @ k.mT).softmax(-1).permute(0, 2, 3, 1)
+    return F.linear(weights, mix).permute(0, 3, 1, 2) @ v
+
+
+@look_alike("unsupported option", *HEADS_FIRST)
+def a_product_of_two_softmaxes(q, k, v):
+    return ((q @ k.mT).softmax(-1) * (q @ k.mT.sin()).softmax(-1)) @ v
+
+
+@look_alike("different offset", *HEADS_FIRST)
+def every_second_query(q, k, v):
+    return (q @ k.mT).softmax(-1)[..., ::2, :] @ v
+
+
+@look_alike("different offset", (B, H, M, D), (B, H, 4, D), (B, H, 2, E))
+def half_of_the_weights_of_a_row(q, k, v):
+    return (q @ k.mT).softmax(-1)[..., :2] @ v

@@ -4,12 +4,6 @@ import torch
 from attention_spellings import HEADS_FIRST, HEADS_LAST, SQUARE, B, H, M, Mask, N, spelling
 
 
-@spelling(*HEADS_FIRST, Mask((B, 1, 1, N)))
-def mask_of_keys(q, k, v, mask):
-    scores = (q @ k.mT) / 2
-    return scores.masked_fill(~mask, float("-inf")).softmax(-1) @ v
-
-
 @spelling(*HEADS_FIRST, Mask((B, N)))
 def mask_of_keys_with_new_axes(q, k, v, mask):
     scores = torch.einsum("bhid,bhjd->bhij", q, k)
@@ -21,23 +15,6 @@ def mask_of_keys_with_new_axes(q, k, v, mask):
 def where(q, k, v, mask):
     scores = torch.where(mask, q @ k.mT, torch.finfo(q.dtype).min)
     return scores.softmax(-1) @ v
-
-
-@spelling(*HEADS_FIRST, Mask((M, N)))
-def where_of_a_tensor(q, k, v, mask):
-    scores = torch.where(mask, q @ k.mT, torch.tensor(-1e9, dtype=q.dtype))
-    return scores.softmax(-1) @ v
-
-
-@spelling(*HEADS_FIRST, Mask((B, 1, 1, N)), Mask((M, N)))
-def two_masks(q, k, v, one, other):
-    scores = (q @ k.mT).masked_fill(~one, -torch.inf)
-    return torch.where(other, scores, -torch.inf).softmax(-1) @ v
-
-
-@spelling(*HEADS_FIRST, Mask((B, 1, 1, N)))
-def mask_as_large_numbers(q, k, v, mask):
-    return ((q @ k.mT) * 0.5 + (1.0 - mask.to(q.dtype)) * -10000.0).softmax(-1) @ v
 
 
 @spelling(*HEADS_FIRST, Mask((B, 1, M, N)))
@@ -53,21 +30,11 @@ def mask_in_place(q, k, v, mask):
     return scores.softmax(-1) @ v
 
 
-@spelling(*HEADS_FIRST, (H, M, N))
-def bias_of_positions(q, k, v, bias):
-    return (torch.einsum("bhid,bhjd->bhij", q, k) + bias).softmax(-1) @ v
-
-
 @spelling(*HEADS_FIRST, (1, H, M, N), (B, 1, 1, N))
 def two_biases(q, k, v, one, other):
     scores = one + q @ k.mT
     scores += other
     return scores.softmax(-1) @ v
-
-
-@spelling(*HEADS_FIRST, (H, M, N))
-def bias_that_is_scaled_too(q, k, v, bias):
-    return ((q @ k.mT - bias) * 0.25).softmax(-1) @ v
 
 
 @spelling(*HEADS_LAST, (M, N, H))
@@ -76,49 +43,11 @@ def bias_with_heads_last(q, k, v, bias):
     return torch.einsum("bijh,bjhe->bihe", scores.softmax(2), v)
 
 
-@spelling(*HEADS_FIRST, (H,))
-def alibi(q, k, v, slopes):
-    distance = torch.arange(N)[None, :] - torch.arange(M)[:, None]
-    return ((q @ k.mT) + slopes[:, None, None] * distance).softmax(-1) @ v
-
-
-@spelling(*HEADS_FIRST)
-def softcap(q, k, v):
-    scores = 5.0 * torch.tanh((q @ k.mT) * 0.5 / 5.0)
-    return scores.softmax(-1) @ v
-
-
-@spelling(*SQUARE)
-def causal_by_tril(q, k, v):
-    mask = torch.tril(torch.ones(M, M, dtype=torch.bool))
-    return (q @ k.mT / 2).masked_fill(~mask, float("-inf")).softmax(-1) @ v
-
-
-@spelling(*SQUARE)
-def causal_by_triu(q, k, v):
-    mask = torch.triu(torch.full((M, M), float("-inf")), diagonal=1)
-    return (q @ k.mT + mask).softmax(-1) @ v
-
-
 @spelling(*SQUARE)
 def causal_by_positions(q, k, v):
     n = q.shape[2]
     mask = torch.arange(n)[:, None] >= torch.arange(n)[None, :]
     return torch.where(mask, torch.einsum("bhid,bhjd->bhij", q, k), -1e9).softmax(-1) @ v
-
-
-@spelling(*SQUARE, Mask((B, 1, 1, M)))
-def causal_with_padding(q, k, v, mask):
-    causal = torch.ones(M, M).tril().view(1, 1, M, M)
-    scores = (q @ k.mT).masked_fill(causal == 0, float("-inf"))
-    return scores.masked_fill(~mask, float("-inf")).softmax(-1) @ v
-
-
-@spelling(*SQUARE)
-def causal_by_triu_of_a_full_tensor(q, k, v):
-    mask = torch.full((1, 1, M, M), float("-inf"), device=q.device)
-    mask = torch.triu(mask, diagonal=1).type_as(q)
-    return (q @ k.mT + mask).softmax(-1) @ v
 
 
 @spelling(*SQUARE)
@@ -142,14 +71,6 @@ def causal_by_the_positions_of_a_cache(q, k, v):
     rows = torch.arange(n - m, n)
     hidden = rows.view(-1, 1) < torch.arange(n).view(1, -1)
     return (q @ k.mT).masked_fill(hidden, -1e9).softmax(-1) @ v
-
-
-@spelling(*SQUARE, Mask((M, M)))
-def buffer_of_a_mask(q, k, v, mask):
-    """A registered buffer: what is in it isn't known."""
-    n = q.shape[-2]
-    scores = (q @ k.mT).masked_fill(mask.view(1, 1, M, M)[:, :, :n, :n] == 0, float("-inf"))
-    return scores.softmax(-1) @ v
 
 
 @spelling(*SQUARE, Mask((M, M)))
@@ -190,25 +111,6 @@ def causal_gate_of_ones(q, k, v):
 
 
 @spelling(*SQUARE)
-def window_by_positions(q, k, v):
-    i, j = torch.arange(M)[:, None], torch.arange(M)[None, :]
-    mask = (j <= i) & (i - j < 3)
-    return (q @ k.mT).masked_fill(~mask, float("-inf")).softmax(-1) @ v
-
-
-@spelling(*SQUARE)
-def window_on_both_sides(q, k, v):
-    distance = (torch.arange(M)[:, None] - torch.arange(M)[None, :]).abs()
-    return torch.where(distance <= 2, q @ k.mT, -torch.inf).softmax(-1) @ v
-
-
-@spelling(*SQUARE)
-def window_by_triangles(q, k, v):
-    mask = torch.ones(M, M).tril(1).triu(-2).bool()
-    return (q @ k.mT).masked_fill(mask.logical_not(), -1e9).softmax(-1) @ v
-
-
-@spelling(*SQUARE)
 def window_as_what_is_added(q, k, v):
     far = torch.full((M, M), float("-inf"))
     mask = far.triu(1) + far.tril(-3)
@@ -234,20 +136,6 @@ def window_over_transposed_scores(q, k, v):
     i, j = torch.arange(M)[None, :], torch.arange(N)[:, None]
     scores = torch.einsum("bihd,bjhd->bhji", q, k).masked_fill(i - j > 2, float("-inf"))
     return torch.einsum("bhji,bjhe->bihe", scores.softmax(2), v)
-
-
-@spelling(*SQUARE, (H, M, M))
-def window_and_bias(q, k, v, bias):
-    i = torch.arange(M)
-    scores = q @ k.mT + bias
-    return scores.masked_fill((i[:, None] - i).abs() > 3, float("-inf")).softmax(-1) @ v
-
-
-@spelling(*SQUARE, Mask((B, 1, 1, M)))
-def window_and_padding(q, k, v, mask):
-    i = torch.arange(M)
-    far = i - i[:, None] > 1
-    return (q @ k.mT).masked_fill(far, -1e9).masked_fill(~mask, -1e9).softmax(-1) @ v
 
 
 @spelling(*SQUARE)

@@ -4,7 +4,7 @@ import math
 
 import torch
 import torch.nn.functional as F
-from attention_spellings import HEADS_FIRST, SQUARE, B, D, E, H, M, Mask, N, spelling
+from attention_spellings import SQUARE, B, D, E, H, M, Mask, N, spelling
 
 
 def heads_of(x, heads=H):
@@ -36,47 +36,12 @@ def padding_as_an_additive_mask(q, k, v, mask):
     return joined(torch.matmul(torch.softmax(scores + extended, dim=-1), heads_of(v)))
 
 
-@spelling((B, M, H * D), (B, N, H * D), (B, N, H * D), (H,))
-def heads_that_are_weighed(q, k, v, of_heads):
-    """A mask of heads multiplies the weights."""
-    weights = torch.softmax(heads_of(q) @ heads_of(k).mT / math.sqrt(D), -1)
-    return joined((weights * of_heads.view(1, -1, 1, 1)) @ heads_of(v))
-
-
-@spelling((B, M, 3 * H * D), (32, H))
-def bias_of_buckets(x, table):
-    """Relative positions fall into buckets, as in T5, whose scores aren't scaled."""
-    q, k, v = (heads_of(each) for each in x.chunk(3, -1))
-    places = torch.arange(M)
-    buckets = (places[None] - places[:, None]).clamp(-8, 8) + 8
-    scores = q @ k.transpose(3, 2)
-    scores += table[buckets].permute(2, 0, 1).unsqueeze(0)
-    return F.softmax(scores.float(), dim=-1).type_as(scores) @ v
-
-
-@spelling(*SQUARE, (H,))
-def slopes_of_distances(q, k, v, slopes):
-    """ALiBi, with the mask in the bias."""
-    places = torch.arange(M)
-    distances = -(places[None] - places[:, None]).abs().to(q.dtype)
-    causal = torch.full((M, M), float("-inf")).triu(1)
-    scores = q @ k.mT * D**-0.5 + slopes[:, None, None] * distances + causal
-    return scores.softmax(-1) @ v
-
-
 @spelling(*SQUARE, (H, 2 * M - 1, D))
 def relative_shift(q, k, v, positions):
     """Positions' scores are moved a row each, as in Transformer-XL."""
     moved = F.pad(torch.einsum("bhid,hrd->bhir", q, positions), (1, 0)).view(B, H, 2 * M, M)[:, :, 1:].view(B, H, M, -1)
     scores = (torch.einsum("bhid,bhjd->bhij", q, k) + moved[..., :M]) * D**-0.5
     return torch.einsum("bhij,bhjd->bhid", scores.softmax(dim=-1), v)
-
-
-@spelling(*SQUARE, (H, D), (H, D))
-def biases_of_queries(q, k, v, content, position):
-    """Each term of the scores has a bias of its own."""
-    scores = torch.einsum("bhid,bhjd->bhij", q + content[:, None], k)
-    return torch.softmax((scores + (q + position[:, None]) @ k.mT.detach().sin()) / math.sqrt(D), -1) @ v
 
 
 @spelling(*SQUARE)
@@ -93,31 +58,7 @@ def rotated_by_halves(q, k, v):
     return torch.matmul(F.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype), v)
 
 
-@spelling((B, 4, M, D), (B, 2, M, D), (B, 2, M, D))
-def keys_of_several_heads(q, k, v):
-    def repeated(x):
-        return x[:, :, None, :, :].expand(B, 2, 2, M, D).reshape(B, 4, M, D)
-
-    scores = torch.matmul(q, repeated(k).transpose(2, 3)) * D**-0.5
-    scores = torch.tanh(scores / 50.0) * 50.0
-    return torch.matmul(F.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype), repeated(v))
-
-
-@spelling((B, M, H * D), (B, N, D), (B, N, D))
-def one_head_of_keys_for_queries_in_rows(q, k, v):
-    """Queries of all heads are rows of one product."""
-    q = q.view(B, M * H, D)
-    scores = torch.baddbmm(torch.empty(B, M * H, N, dtype=q.dtype), q, k.mT, beta=0, alpha=D**-0.5)
-    return torch.bmm(F.softmax(scores, -1), v).view(B, M, H * D)
-
-
 # ---- vision and diffusion
-
-
-@spelling((B, M, 3 * H * D))
-def projections_of_an_image_model(x):
-    q, k, v = x.reshape(B, M, 3, H, D).permute(2, 0, 3, 1, 4).unbind(0)
-    return ((q * D**-0.5) @ k.transpose(-2, -1)).softmax(dim=-1).matmul(v).transpose(1, 2).reshape(B, M, H * D)
 
 
 @spelling((4 * B, M, 3 * H * D), (H, M, M), (4, M, M))
@@ -130,13 +71,6 @@ def windows_that_are_shifted(x, bias, mask):
     return (weights @ v).transpose(1, 2).reshape(4 * B, M, H * D)
 
 
-@spelling((4, M, 3 * H * D), (H, 1, 1))
-def cosines_with_a_bounded_temperature(x, temperature):
-    q, k, v = x.reshape(4, M, 3, H, D).permute(2, 0, 3, 1, 4)
-    scores = F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).transpose(-2, -1)
-    return ((scores * torch.clamp(temperature, max=math.log(100.0)).exp()).softmax(-1) @ v).transpose(1, 2).flatten(2)
-
-
 @spelling((B, H * D, 2, 3), (B, H * D, 2, 3), (B, H * E, 2, 3))
 def pixels_of_channels(q, k, v):
     """Channels come first, as in a U-Net."""
@@ -146,35 +80,12 @@ def pixels_of_channels(q, k, v):
     return torch.einsum("bts,bcs->bct", weights, v).reshape(B, -1, 2, 3)
 
 
-@spelling((B, 8, 2, 3), (B, 8, 2, 3), (B, 8, 2, 3))
-def pixels_of_one_head(q, k, v):
-    q = q.reshape(B, 8, 6).permute(0, 2, 1)
-    scores = torch.bmm(q, k.reshape(B, 8, 6)) * 8**-0.5
-    weights = F.softmax(scores, dim=2).permute(0, 2, 1)
-    return torch.bmm(v.reshape(B, 8, 6), weights).reshape(B, 8, 2, 3)
-
-
-@spelling((B, M, H * D), (B, N, H * D), (B, N, H * D))
-def heads_in_the_batch(q, k, v):
-    """Text and an image meet by ``baddbmm`` of nothing."""
-    q, k, v = (each.reshape(B, -1, H, D).permute(0, 2, 1, 3).reshape(B * H, -1, D) for each in (q, k, v))
-    nothing = torch.empty(B * H, M, N, dtype=q.dtype, device=q.device)
-    scores = torch.baddbmm(nothing, q, k.transpose(-1, -2), beta=0, alpha=D**-0.5)
-    weights = scores.softmax(dim=-1).to(v.dtype)
-    return torch.bmm(weights, v).reshape(B, H, M, D).permute(0, 2, 1, 3).reshape(B, M, H * D)
-
-
 @spelling((B, H, M, D), (B, H, M, D), (B, H, M, D))
 def channels_that_attend(q, k, v):
     """Features are what is attended to, and the positions are summed over."""
     q, k, v = q.transpose(-2, -1), k.transpose(-2, -1), v.transpose(-2, -1)
     weights = (F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).transpose(-2, -1)).softmax(dim=-1)
     return (weights @ v).permute(0, 3, 1, 2).reshape(B, M, H * D)
-
-
-@spelling((B, H, 1, D), *HEADS_FIRST[1:])
-def one_class_token(q, k, v):
-    return ((q * D**-0.5) @ k.transpose(-2, -1)).softmax(dim=-1).matmul(v).transpose(1, 2).reshape(B, 1, H * E)
 
 
 # ---- sets and latents
@@ -187,14 +98,6 @@ def latents_that_are_learned(latents, k, v):
     q, k, v = (each.reshape(B, -1, H, D).permute(0, 2, 1, 3).reshape(B * H, -1, D) for each in (q, k, v))
     weights = torch.einsum("bid,bjd->bij", q, k).mul(D**-0.5).softmax(dim=-1)
     return torch.einsum("bij,bjd->bid", weights, v).reshape(B, H, M, D).transpose(1, 2).reshape(B, M, H * D)
-
-
-@spelling((B, M, H * D), (B, N, H * D), (B, N, H * D))
-def heads_that_are_split_and_joined(q, k, v):
-    """Sets: parts of the features are joined along the batch, and the queries are added."""
-    q, k, v = (torch.cat(each.split(D, 2), 0) for each in (q, k, v))
-    weights = torch.softmax(q.bmm(k.transpose(1, 2)) / math.sqrt(H * D), 2)
-    return torch.cat((q + weights.bmm(v)).split(B, 0), 2)
 
 
 @spelling((B, M, H, D), (B, N, H, D), (B, N, H, D), Mask((B, N)))
@@ -219,14 +122,6 @@ def graph_with_a_bias_of_paths(q, k, v, bias, shown):
     return torch.bmm(weights, v).transpose(0, 1).contiguous().view(M, B, H * D)
 
 
-@spelling((B, M, H, D), (B, M, H, D), (B, M, H, D), (B, M, M, H), Mask((B, M, M)))
-def edges_of_a_graph(q, k, v, edges, adjacent):
-    """Scores have the heads last."""
-    scores = torch.einsum("bihd,bjhd->bijh", q, k) / D**0.5 + edges
-    scores = scores.masked_fill(~adjacent.unsqueeze(-1), -1e9)
-    return torch.einsum("bijh,bjhd->bihd", scores.softmax(dim=2), v)
-
-
 @spelling(*SQUARE, Mask((B, 1, 1, M)))
 def queries_of_padding_give_zeros(q, k, v, mask):
     """Rows of padding are set to zero after the softmax."""
@@ -248,30 +143,11 @@ def gated_rows_with_a_bias_of_pairs(q, k, v, mask, pairs, gate):
     return (torch.sigmoid(gate) * found).flatten(-2)
 
 
-@spelling((B, M, M, H, D), (B, M, M, H, D), (B, M, M, H, D), (B, M, M, H))
-def triangles_around_a_node(q, k, v, pairs):
-    """Edges that begin at one node attend to each other, biased by the third edge."""
-    scores = torch.einsum("bijhd,bikhd->bhijk", q, k) * D**-0.5 + torch.einsum("bjkh->bhjk", pairs)[:, :, None]
-    return torch.einsum("bhijk,bikhd->bijhd", scores.softmax(-1), v)
-
-
-@spelling((4, M, B, H, D), (4, M, B, H, D), (4, M, B, H, D))
-def columns_of_an_alignment(q, k, v):
-    """Rows attend to each other in each column."""
-    scores = torch.einsum("icnhd,jcnhd->hcnij", q * D**-0.5, k)
-    return torch.einsum("hcnij,jcnhd->icnhd", scores.softmax(-1), v)
-
-
 @spelling((2, M, B, H, D), (2, M, B, H, D), (2, M, B, H, D))
 def rows_that_share_their_weights(q, k, v):
     """Scores are summed over the rows of an alignment."""
     scores = torch.einsum("rinhd,rjnhd->hnij", q * (D**-0.5 / math.sqrt(2)), k)
     return torch.einsum("hnij,rjnhd->rinhd", scores.softmax(-1), v)
-
-
-@spelling((B, 2, M, H, D), (B, 2, N, H, D), (B, N, H, E))
-def scores_of_two_axes_of_features(q, k, v):
-    return torch.einsum("bhij,bjhe->bihe", torch.einsum("brihd,brjhd->bhij", q, k).softmax(-1), v)
 
 
 @spelling((B, H, M, D), (B, H, N, D), (B, H, N, 3, 2))

@@ -2,27 +2,7 @@
 
 import torch
 import torch.nn.functional as F
-from attention_spellings import HEADS_FIRST, HEADS_LAST, SQUARE, B, E, H, M, Mask, N, spelling
-
-
-@spelling(*HEADS_FIRST)
-def softmax_by_hand(q, k, v):
-    scores = torch.einsum("bhid,bhjd->bhij", q, k)
-    weights = (scores - scores.amax(-1, keepdim=True)).exp()
-    return torch.einsum("bhij,bhje->bhie", weights / weights.sum(-1, keepdim=True), v)
-
-
-@spelling(*HEADS_FIRST)
-def softmax_by_hand_with_max(q, k, v):
-    scores = q @ k.mT
-    weights = torch.exp(scores - torch.max(scores, dim=-1, keepdim=True)[0])
-    return (weights / torch.sum(weights, dim=-1, keepdim=True)) @ v
-
-
-@spelling(*HEADS_FIRST)
-def softmax_by_hand_without_max(q, k, v):
-    weights = torch.exp((q @ k.mT) * 0.5)
-    return (weights / weights.sum(dim=-1, keepdim=True)) @ v
+from attention_spellings import HEADS_FIRST, HEADS_LAST, SQUARE, B, H, M, Mask, N, spelling
 
 
 @spelling(*HEADS_FIRST)
@@ -32,36 +12,8 @@ def softmax_by_a_reciprocal(q, k, v):
 
 
 @spelling(*HEADS_FIRST)
-def softmax_of_stabilized_scores(q, k, v):
-    scores = q @ k.mT
-    scores = scores - scores.max(dim=-1, keepdim=True).values
-    return scores.softmax(-1) @ v
-
-
-@spelling(*HEADS_FIRST)
-def softmax_by_logsumexp(q, k, v):
-    scores = q @ k.mT
-    return (scores - scores.logsumexp(-1, keepdim=True)).exp() @ v
-
-
-@spelling(*HEADS_FIRST)
 def exponential_of_log_softmax(q, k, v):
     return F.log_softmax(q @ k.mT, dim=-1).exp() @ v
-
-
-@spelling(*HEADS_FIRST)
-def softmax_in_float32(q, k, v):
-    return F.softmax((q @ k.mT), dim=-1, dtype=torch.float32).to(v.dtype) @ v
-
-
-@spelling(*HEADS_FIRST)
-def scores_in_float32(q, k, v):
-    return (q @ k.mT).float().softmax(-1).type_as(v) @ v
-
-
-@spelling(*HEADS_FIRST)
-def dropout_that_is_off(q, k, v):
-    return F.dropout((q @ k.mT).softmax(-1), 0.3, training=False) @ v
 
 
 @spelling(*HEADS_FIRST)
@@ -71,13 +23,6 @@ def scores_in_float64_and_back(q, k, v):
 
 
 # ---- normalized after the product with the values
-
-
-@spelling(*HEADS_FIRST)
-def normalized_late(q, k, v):
-    scores = torch.einsum("bhid,bhjd->bhij", q, k)
-    weights = (scores - scores.amax(-1, keepdim=True)).exp()
-    return torch.einsum("bhij,bhje->bhie", weights, v) / weights.sum(-1, keepdim=True)
 
 
 @spelling(*HEADS_FIRST)
@@ -106,14 +51,6 @@ def normalized_late_with_a_mask(q, k, v, mask):
     scores = (q @ k.mT).masked_fill(~mask, float("-inf"))
     weights = torch.exp(scores - scores.amax(-1, keepdim=True).detach())
     return torch.einsum("bhje,bhij->bihe", v, weights) / weights.sum(-1).mT[..., None]
-
-
-@spelling(*HEADS_FIRST)
-def normalized_late_by_batched_products(q, k, v):
-    q, k, v = (each.flatten(0, 1) for each in (q, k, v))
-    weights = torch.exp(torch.bmm(q, k.mT))
-    total = weights.sum(-1).view(B, H, M, 1)
-    return torch.bmm(weights, v).view(B, H, M, E) / total
 
 
 # ---- the log-sum-exp as well

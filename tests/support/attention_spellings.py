@@ -56,18 +56,6 @@ def einsums_with_heads_last(q, k, v):
     return torch.einsum("bhij,bjhe->bihe", F.softmax(scores, dim=-1), v)
 
 
-@spelling(*HEADS_LAST)
-def einsums_with_keys_first(q, k, v):
-    scores = torch.einsum("bihd,bjhd->bjih", q, k)
-    return torch.einsum("bjih,bjhe->bihe", scores.softmax(dim=1), v)
-
-
-@spelling(*HEADS_FIRST)
-def einsum_of_swapped_operands(q, k, v):
-    weights = torch.softmax(torch.einsum("bhjd,bhid->bhij", k, q), -1)
-    return torch.einsum("bhje,bhij->bhie", v, weights)
-
-
 @spelling(*HEADS_FIRST)
 def einsum_with_an_ellipsis(q, k, v):
     return torch.einsum("...ij,...je->...ie", torch.einsum("...id,...jd->...ij", q, k).softmax(-1), v)
@@ -84,25 +72,8 @@ def scores_taken_from_a_bias(q, k, v, bias):
 
 
 @spelling(*HEADS_FIRST)
-def matmul_and_transpose(q, k, v):
-    return torch.matmul(torch.softmax(torch.matmul(q, k.transpose(-2, -1)) / math.sqrt(D), dim=-1), v)
-
-
-@spelling(*HEADS_FIRST)
-def operators(q, k, v):
-    return ((q @ k.mT) * 0.3).softmax(-1) @ v
-
-
-@spelling(*HEADS_FIRST)
 def scaled_keys_and_queries(q, k, v):
     return torch.softmax((q / 1.7) @ (k * 0.4).permute(0, 1, 3, 2), dim=-1) @ v
-
-
-@spelling(*HEADS_FIRST)
-def batched_products(q, k, v):
-    q, k, v = (each.reshape(B * H, -1, each.shape[-1]) for each in (q, k, v))
-    weights = F.softmax(torch.bmm(q, k.transpose(1, 2)) / 2.0, dim=-1)
-    return torch.bmm(weights, v).view(B, H, M, E)
 
 
 @spelling(*HEADS_FIRST)
@@ -127,44 +98,11 @@ def baddbmm_of_nothing(q, k, v):
     return torch.bmm(torch.baddbmm(empty, q, k.transpose(1, 2), beta=0, alpha=0.4).softmax(-1), v)
 
 
-@spelling((B, M, D), (B, N, D), (B, N, E))
-def three_axes(q, k, v):
-    return torch.softmax(torch.einsum("bid,bjd->bij", q, k), -1) @ v
-
-
-@spelling((B, 2, H, M, D), (B, 2, H, N, D), (B, 2, H, N, E))
-def five_axes(q, k, v):
-    return torch.einsum("bxhij,bxhje->bxihe", torch.einsum("bxhid,bxhjd->bxhij", q, k).softmax(-1), v)
-
-
-@spelling((B, M, 2, H, D), (B, M, 2, H, D), (B, M, 2, H, E))
-def along_the_second_of_two_axes(q, k, v):
-    """Axial attention, as along the columns of a pair representation."""
-    return torch.einsum("bxhij,bjxhe->bixhe", torch.einsum("bixhd,bjxhd->bxhij", q, k).softmax(-1), v)
-
-
-@spelling((B, M, 3 * H * D))
-def packed_projections(x):
-    q, k, v = x.view(B, M, 3, H, D).permute(2, 0, 3, 1, 4)
-    return ((q @ k.transpose(-2, -1)) * D**-0.5).softmax(dim=-1) @ v
-
-
-@spelling((B, M, 3 * H * D))
-def chunks(x):
-    q, k, v = (each.view(B, M, H, D).transpose(1, 2) for each in x.chunk(3, dim=-1))
-    return (torch.softmax(q @ k.transpose(-2, -1), -1) @ v).transpose(1, 2).contiguous().view(B, M, H * D)
-
-
 @spelling((B, M, 3 * H * D))
 def split(x):
     q, k, v = x.split(H * D, dim=2)
     q, k, v = (each.unflatten(-1, (H, D)).movedim(2, 1) for each in (q, k, v))
     return torch.einsum("bhij,bhjd->bihd", torch.einsum("bhid,bhjd->bhij", q, k).softmax(-1), v).flatten(2)
-
-
-@spelling((B, M, H, D), (B, N, D), (B, N, E))
-def one_head_of_keys(q, k, v):
-    return torch.einsum("bhij,bje->bihe", torch.einsum("bihd,bjd->bhij", q, k).softmax(-1), v)
 
 
 @spelling((B, 4, M, D), (B, 2, N, D), (B, 2, N, E))
@@ -184,13 +122,6 @@ def grouped_einsums(q, k, v):
     q = q.view(B, M, 2, 2, D)
     weights = torch.einsum("bigrd,bjgd->bgrij", q, k).softmax(-1)
     return torch.einsum("bgrij,bjge->bigre", weights, v).reshape(B, M, 4 * E)
-
-
-@spelling((M, B * H, D), (N, B * H, D), (N, B * H, E))
-def sequence_first(q, k, v):
-    q, k, v = (each.transpose(0, 1) for each in (q, k, v))
-    weights = F.softmax(torch.bmm(q * D**-0.5, k.transpose(1, 2)), dim=-1)
-    return torch.bmm(weights, v).transpose(0, 1).contiguous().view(M, B, H * E)
 
 
 @spelling(*HEADS_FIRST)
@@ -229,17 +160,6 @@ def no_axis_of_queries(q, k, v):
 @spelling(*HEADS_FIRST)
 def scale_as_a_tensor(q, k, v):
     return (q @ k.mT / torch.sqrt(torch.tensor(float(D)))).softmax(-1) @ v
-
-
-@spelling((B, M, 2, H, D), (B, N, 2, H, D), (B, N, 2, H, E))
-def heads_of_two_letters(q, k, v):
-    weights = torch.einsum("bighd,bjghd->bghij", q, k).softmax(-1)
-    return torch.einsum("bghij,bjghe->bighe", weights, v).flatten(2)
-
-
-@spelling((B, M, H, D), (B, N, H, D), (B, N, H, E))
-def heads_in_the_middle_of_scores(q, k, v):
-    return torch.einsum("bihj,bjhe->bhie", torch.einsum("bihd,bjhd->bihj", q, k).mul(0.5).softmax(-1), v)
 
 
 @spelling((2, M, H, D), (2, N, D), (2, N, E))

@@ -1,15 +1,10 @@
-"""Attention whose weights are sums of softmaxes, or multiplied by what a row has in common, as programs spell it."""
+"""Attention whose weights are sums of softmaxes or lack sinks, whose rows have factors, whose keys come in blocks."""
 
 import torch
 import torch.nn.functional as F
 from attention_spellings import HEADS_FIRST, HEADS_LAST, SQUARE, B, D, E, H, M, Mask, N, spelling
 
 TWICE = ((B, H, M, D), (B, H, N, D), (B, H, M, D), (B, H, N, D), (B, H, N, D))
-
-
-@spelling(*TWICE, ())
-def difference(q1, k1, q2, k2, v, part):
-    return ((q1 @ k1.mT).softmax(-1) - part * (q2 @ k2.mT).softmax(-1)) @ v
 
 
 @spelling(*TWICE, (H, 1, 1), (B, 1, M, 1))
@@ -27,12 +22,6 @@ def difference_of_halved_heads(q, k, v, part):
     return torch.matmul(weights[:, :, 0] - part * weights[:, :, 1], v).transpose(1, 2).reshape(B, M, -1)
 
 
-@spelling((B, M, 2 * H, D), (B, N, 2 * H, D), (B, N, H, D), (H,))
-def difference_of_chunks(q, k, v, part):
-    one, other = torch.einsum("bihd,bjhd->bhij", q, k).softmax(-1).chunk(2, dim=1)
-    return torch.einsum("bhij,bjhe->bihe", one - part.view(-1, 1, 1) * other, v)
-
-
 @spelling((B, H, M, 2 * D), (B, H, N, 2 * D), (B, H, N, D))
 def difference_of_split_features(q, k, v):
     (q1, q2), (k1, k2) = q.split(D, -1), k.chunk(2, -1)
@@ -46,21 +35,10 @@ def three_terms(q, k, v, parts):
     return (parts[0] * one + (other / parts[1] - 0.5 * third)) @ v
 
 
-@spelling(*TWICE, Mask((B, 1, M, N)))
-def mean_of_two(q1, k1, q2, k2, v, mask):
-    one = (q1 @ k1.mT).masked_fill(~mask, float("-inf")).softmax(-1)
-    return ((one + (q2 @ k2.mT).softmax(-1)) / 2) @ v
-
-
 @spelling(*TWICE)
 def difference_that_is_negated(q1, k1, q2, k2, v):
     one, other = (q1 @ k1.mT).exp(), (q2 @ k2.mT).softmax(-1)
     return -(-(one / one.sum(-1, keepdim=True)) + other) @ v
-
-
-@spelling(*HEADS_FIRST)
-def weights_that_are_scaled(q, k, v):
-    return ((q @ k.mT).softmax(-1) * 2) @ v
 
 
 @spelling(*HEADS_LAST, (B, M, H))
@@ -83,11 +61,6 @@ def one_query_of_many(q, k, v):
     return (q @ k.mT).softmax(-1)[:, :, -1:] @ v
 
 
-@spelling((B, H, M, D), (B, H, N, D), (B, N, E))
-def weights_of_one_head(q, k, v):
-    return (q @ k.mT).softmax(-1)[:, 1] @ v
-
-
 @spelling((B, H, M, D), (B, H, 4, D), (B, H, 2, E))
 def half_of_the_keys(q, k, v):
     return (q @ k.mT)[..., 2:].softmax(-1) @ v
@@ -97,12 +70,6 @@ def half_of_the_keys(q, k, v):
 def queries_that_are_narrowed(q, k, v):
     weights = torch.einsum("bshid,bhjd->bshij", q, k).softmax(-1)
     return torch.select(weights, 1, 2).narrow(2, 0, 3) @ v
-
-
-@spelling(*SQUARE)
-def later_queries_of_a_causal_mask(q, k, v):
-    scores = (q @ k.mT).masked_fill(torch.ones(M, M, dtype=torch.bool).triu(1), float("-inf"))
-    return scores.softmax(-1)[:, :, 3:] @ v
 
 
 @spelling((B, 4, M, D), (B, 4, M, D), (B, 2, M, D))
@@ -123,3 +90,85 @@ def rows_that_share_their_weights_and_logarithm(q, k, v):
 def difference_and_logarithm(q1, k1, q2, k2, v):
     one, other = q1 @ k1.mT, q2 @ k2.mT
     return (one.softmax(-1) - other.softmax(-1)) @ v, one.logsumexp(-1)
+
+
+# ---- sinks
+
+
+def with_sinks(scores, sinks, q):
+    return torch.cat([scores, sinks.view(1, H, 1, 1).expand(*q.shape[:3], 1)], -1)
+
+
+@spelling(*HEADS_FIRST, (H,))
+def sinks_of_heads(q, k, v, sinks):
+    logits = with_sinks(q @ k.mT * D**-0.5, sinks, q)
+    logits = logits - logits.max(-1, keepdim=True).values
+    return F.softmax(logits, -1, dtype=torch.float32)[..., :-1].to(v.dtype) @ v
+
+
+@spelling(*HEADS_FIRST, (H,), Mask((B, 1, M, N)))
+def sinks_beside_a_mask(q, k, v, sinks, mask):
+    scores = (q @ k.mT).masked_fill(~mask, torch.finfo(q.dtype).min)
+    return torch.einsum("bhij,bhje->bihe", with_sinks(scores, sinks, q).softmax(-1)[:, :, :, :N], v)
+
+
+@spelling(*HEADS_FIRST, (H,))
+def sinks_beyond_the_number_of_keys(q, k, v, sinks):
+    return with_sinks(q @ k.mT, sinks, q).softmax(-1)[..., 0 : k.shape[-2] : 1] @ v
+
+
+@spelling(*SQUARE, (H,))
+def sinks_where_rows_see_no_key(q, k, v, sinks):
+    scores = (q @ k.mT).masked_fill(torch.ones(M, M, dtype=torch.bool).triu(), float("-inf"))
+    return with_sinks(scores, sinks, q).softmax(-1)[..., :-1] @ v
+
+
+@spelling(*SQUARE, (H,), (B, 1, M, M))
+def sinks_beside_a_softcap_and_a_bias(q, k, v, sinks, bias):
+    return F.dropout(with_sinks(5 * torch.tanh(q @ k.mT / 5) + bias, sinks, q).softmax(-1)[..., 0:-1], 0.0) @ v
+
+
+@spelling(*HEADS_FIRST, (B, H, M, 1))
+def sinks_by_exponentials(q, k, v, sinks):
+    sinks = sinks[:, :, :1].expand(-1, -1, M, -1)
+    weights = torch.cat([q @ k.mT, sinks], -1).exp()
+    return (weights / weights.sum(-1, keepdim=True))[..., :-1] @ v
+
+
+# ---- tensors that multiply scores
+
+
+@spelling(*HEADS_FIRST, (H, 1, 1), (H, M, N))
+def cosines_beside_a_bias(q, k, v, temperature, bias):
+    scores = F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).mT
+    return (temperature.clamp(max=4.6).exp() * scores + bias).softmax(-1) @ v
+
+
+@spelling(*HEADS_FIRST, (H, 1, 1), Mask((B, 1, 1, N)))
+def a_temperature_below_a_mask(q, k, v, temperature, mask):
+    scores = (q @ k.mT).float() * temperature
+    return scores.masked_fill(~mask, float("-inf")).softmax(-1) @ v
+
+
+# ---- keys of several blocks, whose scores are joined
+
+BLOCKS = ((B, H, M, D), (B, H, 4, D), (B, H, 3, D), (B, H, 4, E), (B, H, 3, E))
+
+
+@spelling(*BLOCKS)
+def blocks_of_keys(q, k1, k2, v1, v2):
+    scores = torch.cat([q @ k1.mT, q @ k2.mT], -1) * D**-0.5
+    return scores.softmax(-1) @ torch.cat([v1, v2], dim=-2)
+
+
+@spelling(*BLOCKS, Mask((B, 1, 1, 7)), (H, M, 7))
+def blocks_beside_a_mask_and_a_bias(q, k1, k2, v1, v2, mask, bias):
+    scores = torch.cat((torch.einsum("bhid,bhjd->bhij", q, k1) / 2, torch.einsum("bhid,bhjd->bhij", q, k2) / 2), dim=3)
+    weights = (scores + bias).masked_fill(~mask, float("-inf")).softmax(-1)
+    return torch.einsum("bhij,bhje->bihe", weights, torch.cat((v1, v2), 2))
+
+
+@spelling((B, M, H, D), (B, 4, H, D), (B, H, D, 5), (B, H, 2, D), (B, 11, H, E))
+def three_blocks_in_other_orders(q, k1, k2, k3, v):
+    scores = torch.einsum("bihd,bjhd->bhij", q, k1), q.transpose(1, 2) @ k2, torch.einsum("bhjd,bihd->bhij", k3, q)
+    return torch.einsum("bhij,bjhe->bihe", torch.cat(scores, -1).softmax(-1), v)

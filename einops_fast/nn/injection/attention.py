@@ -54,7 +54,9 @@ class Attention(Replacement):
 
     def project(self, hidden_states: Tensor, mask: Tensor | None, cache: Any, options: dict[str, Any]) -> Tensor:
         """Return the result before its dropout."""
-        causal, more = _causal(self, options), _cache_options(options)
+        position = options.get("cache_position")
+        more = None if position is None else {"cache_position": position}  # what caches of older versions are told
+        causal = _causal(self, options)
         return attend_by_parts(self, self.parts, hidden_states, mask, cache, causal, more, self.rotation(options))
 
     def dropped(self, result: Tensor) -> Any:
@@ -76,12 +78,6 @@ def _causal(module: Any, options: dict[str, Any]) -> bool:
         return False
     told = options.get("is_causal")
     return bool(module.is_causal if told is None else told)
-
-
-def _cache_options(options: dict[str, Any]) -> dict[str, Any] | None:
-    """What caches of older versions are told."""
-    position = options.get("cache_position")
-    return None if position is None else {"cache_position": position}
 
 
 def show_hooks_around(modules: Iterable[nn.Module]) -> None:

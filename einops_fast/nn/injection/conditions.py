@@ -86,11 +86,6 @@ def unlike(module: nn.Module, part: str, kind: type[nn.Module] | str) -> str | N
     return foreign_code(original_class(found))
 
 
-def is_plain_rms_norm(module: Any) -> bool:
-    """Whether it is Llama's, with nothing about it."""
-    return any(is_plain(module, f"{family}RMSNorm") for family in LLAMA_FAMILY)
-
-
 def is_plain_norm(module: Any) -> bool:
     """Whether it is torch's layer norm along the last axis, with nothing about it."""
     return is_plain(module, nn.LayerNorm) and len(module.normalized_shape) == 1

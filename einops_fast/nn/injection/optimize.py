@@ -35,7 +35,6 @@ _OF_GPT: dict[str, type[Replacement]] = {
 }
 _OF_LLAMA: dict[str, type[Replacement]] = {
     "Attention": attention.LlamaAttention,
-    "DecoderLayer": blocks.LlamaBlock,
     "MLP": layers.LlamaFeedForward,
     "RMSNorm": layers.LlamaNorm,
 }
@@ -56,9 +55,9 @@ def optimize(
 
     It knows torch's ``LayerNorm``, ``RMSNorm``, ``Dropout``, ``Softmax``, ``LogSoftmax`` and ``CrossEntropyLoss``, and
     of transformers' BERT, GPT-2 and Llama (and of models with the same code: RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA,
-    ERNIE; Mistral, Qwen2) the attention, the feed-forward layers, what adds and normalises behind them, and the loss of
-    causal language models. Modules stay the objects that they are, with their parameters, their
-    state and their hooks: only their class changes, to one derived from it. A call that a fused module doesn't take
+    ERNIE; Mistral, Qwen2) the attention, the feed-forward layers, what adds and normalises behind them (not Llama's),
+    and the loss of causal language models. Modules stay the objects that they are, with their parameters, their state
+    and their hooks: only their class changes, to one derived from it. A call that a fused module doesn't take
     (``output_attentions=True``, hooks where it would have to look past them, …) goes to the class's own ``forward``.
 
     Args:
