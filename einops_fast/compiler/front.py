@@ -22,8 +22,8 @@ def compile(
 
     What is found is two contractions with a softmax between them, with scales, masks, biases, sinks, a softcap, dropout
     and heads that share keys, in any axis order; it becomes a call of :func:`einops_fast.attention` on the operands as
-    they lie in memory. Cross entropies of linear layers with many logits become one operator. Gradients, changing sizes
-    and torch's own options work as without.
+    they lie in memory. Cross entropies of linear layers with many logits become one operator, and chains of
+    contractions are put in the cheapest order. Gradients, changing sizes and torch's own options work as without.
     ``torch.compile(model, backend='einops_fast')`` does the same where the package is installed,
     ``patch('torch.compile')`` has every ``torch.compile`` do it, and :func:`fusions` tells what was found.
 

@@ -10,6 +10,7 @@ from torch import fx
 from torch.fx import Graph, GraphModule, Node
 
 from einops_fast.compiler.attention import match_attention
+from einops_fast.compiler.chains import match_chain
 from einops_fast.compiler.library_attention import match_library_attention
 from einops_fast.compiler.loops import match_loop
 from einops_fast.compiler.losses import match_loss
@@ -31,6 +32,7 @@ _REWRITES: tuple[tuple[str, _Find], ...] = (
     ("attention", match_library_attention),
     ("loop of attentions", match_loop),
     ("linear cross entropy", match_loss),
+    ("chain", match_chain),
 )
 """What is looked for, by its name in the report: in this order, each in the whole graph.
 
