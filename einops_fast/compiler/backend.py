@@ -27,16 +27,16 @@ def einops_fast_backend(
             all other options.
         mode: of inductor's, as for ``torch.compile``.
     """
-    compiled_by = next_backend(options, mode)
-    found = rewritten(module)
+    then, compiled_by = next_backend(options, mode)
+    found = rewritten(module, fuses=then == "inductor" or callable(then))
     compiled: Callable[..., Any] = compiled_by(module, inputs)  # Dynamo may begin anew instead, with another graph
     for fusion in found:
         tell(fusion)
     return compiled
 
 
-def next_backend(options: Mapping[str, Any] | None, mode: str | None) -> Callable[..., Any]:
-    """Return what gets the rewritten graph, as a function of the graph and its inputs.
+def next_backend(options: Mapping[str, Any] | None, mode: str | None) -> tuple[Any, Callable[..., Any]]:
+    """Return what gets the rewritten graph: as it was given, and as a function of the graph and its inputs.
 
     Raises:
         EinsumError: it takes no options or no mode, or is neither a name nor a function.
@@ -46,7 +46,7 @@ def next_backend(options: Mapping[str, Any] | None, mode: str | None) -> Callabl
     then = own.pop("then", "inductor")
     if isinstance(then, str) and then == "inductor":
         inductor: Any = torch._TorchCompileInductorWrapper
-        return inductor(mode, own, None)  # type: ignore[no-any-return]
+        return then, inductor(mode, own, None)
     if own or mode:
         given = ", ".join([*own, *([f"mode={mode!r}"] if mode else [])])
         raise EinsumError(f"the backend {then!r} takes no options and no mode, but got {given}")
@@ -54,5 +54,5 @@ def next_backend(options: Mapping[str, Any] | None, mode: str | None) -> Callabl
         names = ", ".join(map(repr, torch.compiler.list_backends(exclude_tags=None)))
         raise EinsumError(f"then is a backend of torch.compile, or the name of one ({names}), not {then!r}")
     if then == "eager":
-        return lambda module, inputs: module.forward
-    return then if callable(then) else torch._dynamo.lookup_backend(then)
+        return then, lambda module, inputs: module.forward
+    return then, then if callable(then) else torch._dynamo.lookup_backend(then)

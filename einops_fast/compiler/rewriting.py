@@ -19,6 +19,7 @@ from einops_fast.compiler.memory import changes_layout, is_written, name_what_is
 from einops_fast.compiler.nodes import called, dtype_of, example_of, name_of, same_size
 from einops_fast.compiler.report import Fusion
 from einops_fast.compiler.safety import check
+from einops_fast.compiler.small_products import match_small_product
 from einops_fast.errors import EinsumError
 
 _PLACE = re.compile(r'File "([^"]+)", line (\d+)')
@@ -39,21 +40,30 @@ _REWRITES: tuple[tuple[str, _Find], ...] = (
 Nodes are asked from the last one on, so that a match is the longest.
 """
 
+_BEFORE_FUSING: tuple[str, _Find] = "small product", match_small_product
+"""For compilers that fuse elementwise functions alone."""
 
-def rewritten(module: GraphModule) -> list[Fusion]:
-    """Rewrite what is found in a graph, and in those within it, in place; return that, and what was missed."""
+
+def rewritten(module: GraphModule, *, fuses: bool = True) -> list[Fusion]:
+    """Rewrite what is found in a graph, and in those within it, in place; return that, and what was missed.
+
+    Args:
+        module: Dynamo's graph.
+        fuses: whether the compiler that gets the result fuses elementwise functions.
+    """
+    rewrites = (*_REWRITES, _BEFORE_FUSING) if fuses else _REWRITES
     # What is checkpointed has a graph of its own.
     graphs = [each for each in module.modules() if isinstance(each, GraphModule)]
-    return [fusion for each in graphs for fusion in _rewritten(each)]
+    return [fusion for each in graphs for fusion in _rewritten(each, rewrites)]
 
 
-def _rewritten(module: GraphModule) -> list[Fusion]:
+def _rewritten(module: GraphModule, rewrites: Sequence[tuple[str, _Find]]) -> list[Fusion]:
     graph = module.graph
     if any(map(changes_layout, graph.nodes)):
         return []  # what is known of tensors is what they are at the end
     name_what_is_written(graph)
     told: list[Fusion] = []
-    for what, find in _REWRITES:
+    for what, find in rewrites:
         gone = set[Node]()
         found = [_tried(what, find, graph, node, gone) for node in reversed(list(graph.nodes)) if node not in gone]
         told += [fusion for fusion in reversed(found) if fusion is not None]
