@@ -82,17 +82,7 @@ def _copy(
 def rows_kernel(
     sources, targets, from_strides, to_strides, sizes, rows, columns, tiles: tl.constexpr, block: tl.constexpr
 ):  # fmt: skip
-    """Copy tiles of rows of several arrays, each program one.
-
-    Args:
-        sources, targets: arrays with batch axes, rows and columns; the second number of a program says which.
-        from_strides, to_strides: of each of these.
-        sizes: of the batch axes of each.
-        rows: of each batch element of each.
-        columns: of a row of each.
-        tiles: of each, see :class:`_Tile`.
-        block: rows of a tile.
-    """
+    """Copy tiles of rows of several arrays, each program one: its second number says of which of the arrays."""
     for which in tl.static_range(_count(tiles)):
         if tl.program_id(1) == which:
             _copy(

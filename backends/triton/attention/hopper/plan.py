@@ -92,10 +92,7 @@ def _launches(
 ) -> tuple[Launch, ...]:
     """Return the launch of a kernel, after that of the mask's bounds where it goes by these.
 
-    Args:
-        elements, length: there are so many tiles for each ``tiling.rows`` of these positions of an element.
-        times: programs that are worth starting, by tiles.
-        scalars: what the kernel takes after its arrays.
+    Each of ``elements`` has tiles of ``length`` positions, each tile work for ``times`` programs.
     """
     names = function.arg_names[: -2 - len(scalars)]
     before: tuple[Launch, ...] = ()
@@ -182,12 +179,9 @@ def forward(problem: Problem, otherwise: tuple[Launch, ...]) -> tuple[Launch, ..
 
 
 def backward(problem: Problem, tilings: BackwardTilings, copies: RowCopies | None = None) -> Plan:
-    """Return the plan of a backward call, with the kernels of :mod:`general` for arrays at odd addresses.
+    """Return the plan of a backward call, with the kernels of :mod:`general` and their tilings for odd addresses.
 
-    Args:
-        problem: what was computed.
-        tilings: of those kernels.
-        copies: of arrays that the hardware can't copy, if the problem is about these.
+    The problem may be about ``copies`` of arrays that the hardware can't copy.
     """
     strides = problem.strides
     by_score = strides.d_bias is not None and problem.features.bias == (True, True)

@@ -145,6 +145,5 @@ def test_wide_offsets(monkeypatch: pytest.MonkeyPatch) -> None:
     from einops_fast.backends.triton.attention import problem
 
     monkeypatch.setattr(problem, "_wide", lambda *args: True)
-    monkeypatch.setattr(problem, "_wide_scores", lambda *args: True)
     with tiles():
         check(*attention((2,), bias=(1, 21, 37), mask=(2, 1, 37), window=(9, 9)))
