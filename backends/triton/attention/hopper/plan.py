@@ -140,7 +140,7 @@ def _shared_bias_tiling(problem: Problem) -> tuple[HopperTiling, int]:
     """Return that of the kernel for a bias that elements share, and in how many parts it sums these up."""
     spec, features = problem.spec, problem.features
     shapes = [Shape(2, 64, 3), Shape(2, 64, 2), Shape(2, 32, 2)]
-    hides = features.masked or features.left or features.right
+    hides = features.mask is not None or features.left or features.right
     if is_small(problem) and not (hides or problem.dtype("bias") == "float32"):
         # More of these take more registers than there are.
         shapes = [Shape(2, 128, 2)]
