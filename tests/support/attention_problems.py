@@ -229,7 +229,8 @@ def run(
     of = {name: getattr(inputs, name) for name in wanted if getattr(inputs, name) is not None}
     # Where there is no key, the logarithm is -inf whatever the operands are.
     finite = torch.where(lse == -math.inf, 0.0, lse)
-    found = torch.autograd.grad([out, finite], list(of.values()), [d_out, d_lse])
+    given = [out, finite], list(of.values()), [d_out, d_lse]
+    found = torch.autograd.grad(*given, allow_unused=True, materialize_grads=True)
     return {"out": out, "lse": lse, **dict(zip(of, found, strict=True))}
 
 

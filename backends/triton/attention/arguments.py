@@ -51,14 +51,6 @@ class Features:
         """Whether positions alone don't say which keys a query sees."""
         return self.mask is not None or self.segments
 
-    @property
-    def biased(self) -> bool:
-        return self.bias is not None
-
-    @property
-    def masked(self) -> bool:
-        return self.mask is not None
-
 
 class Extras(NamedTuple):
     """Arrays besides q, k, v and the results; ``None`` for those that there aren't."""

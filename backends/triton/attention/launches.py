@@ -57,9 +57,7 @@ def launch(
 ) -> Launch:
     """Return a launch of a kernel that Triton compiles for its arrays, which are called as its first parameters are.
 
-    Args:
-        function, grid, tail, constants, warps, stages, registers: see :class:`KernelCall`.
-        instead: other names of arrays, by those of the parameters.
+    ``instead`` has other names of arrays; for the rest, see :class:`KernelCall`.
     """
     names = function.arg_names[: -len(tail) - len(constants)]
     call = KernelCall(function, grid, tail, constants, warps, stages, registers=registers)
@@ -87,17 +85,13 @@ _Steps = tuple[tuple[Any, ...], ...]
 
 
 class Plan:
-    """The launches of a call.
+    """The launches of a call; ``run`` queues them, as :meth:`__call__` does, maybe with less on the way.
 
     Args:
         given: names of the arrays that come with a call.
         launches: what is launched, in order.
         bias_starts_at_zero: whether the array for that gradient has to be full of zeros.
         exact: whether gradients may have the dtype that sums are kept in.
-
-    Attributes:
-        run: takes the framework's memory, the number of the device and the arrays that the plan is given, and queues
-            the kernels; see :meth:`__call__`.
     """
 
     def __init__(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
@@ -29,7 +29,9 @@ _FAR = 1 << 29
 _MOST_ROWS = 256
 """Of a tile."""
 
-_TAILS = dict.fromkeys(("q", "k", "v", "out", "d_out", "dq", "dk", "dv", "bias", "d_bias", "mask"), 2)
+_WITH_FEATURES = ("q", "k", "v", "out", "d_out", "dq", "dk", "dv")
+
+_TAILS = dict.fromkeys((*_WITH_FEATURES, "bias", "d_bias", "mask"), 2)
 _TAILS |= {"lse": 1, "q_segments": 1, "kv_segments": 1, "slopes": 0, "sinks": 0}
 """Return how many axes follow the batch axes, by array."""
 
@@ -145,6 +147,8 @@ def problem(
     )
     shared = _shared_count(prod(spec.batch[at] for at in together), sizes)
     everything = {name: (*rows[name], *tails[name]) for name in rows}
+    of_scores = [everything[name] for name in ("bias", "d_bias", "mask") if name in everything]
+    of_rows = [own for name, own in everything.items() if name in _WITH_FEATURES]
     left, right = _window(spec)
     head, v_head = _in_parts(spec.head_dim), _in_parts(spec.v_head_dim)
     double = spec.dtype == "float64"
@@ -167,8 +171,8 @@ def problem(
         bias=_along(spec.bias),
         mask=_along(spec.mask),
         page_size=spec.page_size,
-        wide=_wide(spec, everything),
-        wide_scores=_wide_scores(spec, everything),
+        wide=_wide(of_rows, _MOST_ROWS, 2 * max(spec.head_dim, spec.v_head_dim)),
+        wide_scores=_wide(of_scores, spec.q_len + _MOST_ROWS, spec.kv_len + _MOST_ROWS),
         double=double,
         scale=spec.scale if double else 0.0,
         cap=spec.softcap if double else 0.0,
@@ -256,24 +260,6 @@ def _along(shape: tuple[int, ...] | None) -> tuple[bool, bool] | None:
     return None if shape is None else (shape[-2] != 1, shape[-1] != 1)
 
 
-def _wide(spec: AttentionSpec, strides: Mapping[str, tuple[int, ...]]) -> bool:
-    """Return whether offsets inside a tile of rows may need more than 32 bits."""
-    features = max(spec.head_dim, spec.v_head_dim)
-    longest = max(
-        _MOST_ROWS * own[-2] + 2 * features * own[-1]
-        for name, own in strides.items()
-        if name in ("q", "k", "v", "out", "d_out", "dq", "dk", "dv")
-    )
-    return longest >= 1 << 31
-
-
-def _wide_scores(spec: AttentionSpec, strides: Mapping[str, tuple[int, ...]]) -> bool:
-    longest = max(
-        (
-            (spec.q_len + _MOST_ROWS) * own[-2] + (spec.kv_len + _MOST_ROWS) * own[-1]
-            for name, own in strides.items()
-            if name in ("bias", "d_bias", "mask")
-        ),
-        default=0,
-    )
-    return longest >= 1 << 31
+def _wide(strides: Iterable[tuple[int, ...]], rows: int, columns: int) -> bool:
+    """Return whether offsets among so many rows and columns of any array may need more than 32 bits."""
+    return any(rows * own[-2] + columns * own[-1] >= 1 << 31 for own in strides)

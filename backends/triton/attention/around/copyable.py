@@ -73,10 +73,7 @@ def on_copies(
 ) -> tuple[Problem, RowCopies | None]:
     """Return the problem; where that makes it one for Hopper's kernels and may pay, with copies of some arrays.
 
-    Args:
-        problem: what is computed.
-        names: of arrays with features that the hardware has to copy, if they are among its layouts.
-        suits: whether a problem is for Hopper's kernels.
+    ``names`` are those of arrays with features that the hardware has to copy, if the problem has them.
     """
     spec, layouts = problem.spec, problem.layouts
     if spec.dtype not in ("float16", "bfloat16"):

@@ -41,18 +41,9 @@ def _shown(row_place, rows_exist, column, columns, stride):
 def mask_bounds_kernel(
     mask, bounds, sizes, strides, rows, columns, reach, together: tl.constexpr, step: tl.constexpr, block: tl.constexpr
 ):  # fmt: skip
-    """Write the bounds of some rows of the mask of one batch element.
+    """Write two numbers for each tile of ``step`` rows of one batch element: ``bounds`` are ``(elements, tiles, 2)``.
 
-    Args:
-        mask: not 0 where something is shown.
-        bounds: two numbers for each tile, ``(elements, tiles, 2)``.
-        sizes: of the three batch axes.
-        strides: of these, of the rows and of the columns.
-        rows, columns: how many the mask has.
-        reach: what its columns stand for: as many positions, or so many all alike if there is one column.
-        together: rows that are loaded: a power of two, and no more than a tile has.
-        step: rows from one tile to the next.
-        block: columns that are looked at at a time.
+    A mask of one column stands for ``reach`` positions, all alike. So many rows, ``together``, are all of a tile.
     """
     element = tl.program_id(0)
     tile = tl.program_id(1)
@@ -80,8 +71,7 @@ def mask_bounds_kernel(
 def is_bounded(problem: Problem, tiling: HopperTiling) -> bool:
     """Return whether a kernel should leave out what a mask hides.
 
-    Not where elements that share keys have one tile of these, since each may have a mask of its own; nor where the
-    gradient of a bias is written, which everything has.
+    Elements that share a tile of keys may have masks of their own, and all has a gradient of the bias.
     """
     spec, shared = problem.spec, tiling.turned and tiling.grouped
     work = problem.elements * spec.q_len * spec.kv_len * (spec.head_dim + spec.v_head_dim)

@@ -82,17 +82,7 @@ def _copy(
 def rows_kernel(
     sources, targets, from_strides, to_strides, sizes, rows, columns, tiles: tl.constexpr, block: tl.constexpr
 ):  # fmt: skip
-    """Copy tiles of rows of several arrays, each program one.
-
-    Args:
-        sources, targets: arrays with batch axes, rows and columns; the second number of a program says which.
-        from_strides, to_strides: of each of these.
-        sizes: of the batch axes of each.
-        rows: of each batch element of each.
-        columns: of a row of each.
-        tiles: of each, see :class:`_Tile`.
-        block: rows of a tile.
-    """
+    """Copy tiles of rows of several arrays, each program one: its second number says of which of the arrays."""
     for which in tl.static_range(_count(tiles)):
         if tl.program_id(1) == which:
             _copy(
@@ -142,29 +132,19 @@ class RowCopies:
         """What copies are called, by the arrays' names."""
         return {name: f"{name} copy" for name in self._copied}
 
-    @property
-    def rooms(self) -> tuple[Room, ...]:
-        """Memory for the copies."""
-        return tuple([Room(self.names[name], copied.elements, copied.dtype) for name, copied in self._copied.items()])
-
     def launch(self, names: Iterable[str], back: bool = False) -> tuple[Launch, ...]:
         """Return the launch that copies those of the arrays, or writes back what the copies hold; none if none."""
         given = tuple([name for name in names if name in self._copied])
         copied = [self._copied[name] for name in given]
         takes = given, tuple([self.names[name] for name in given])
-        ways = [(each.other, each.own) if back else (each.own, each.other) for each in copied]
         if not given:
             return ()
+        strides = [(each.other, each.own) if back else (each.own, each.other) for each in copied]
+        sizes = [(tuple(each.sizes), each.rows, each.columns) for each in copied]
         call = KernelCall(
             rows_kernel,
             (max(each.programs for each in copied), len(copied)),
-            (
-                tuple([way[0] for way in ways]),
-                tuple([way[1] for way in ways]),
-                tuple([tuple(each.sizes) for each in copied]),
-                tuple([each.rows for each in copied]),
-                tuple([each.columns for each in copied]),
-            ),
+            (*zip(*strides, strict=True), *zip(*sizes, strict=True)),
             {"tiles": tuple([each.tile(back) for each in copied]), "block": _ROWS},
             4,
             1,
@@ -180,4 +160,5 @@ class RowCopies:
         """
         into = self.launch([name for name in self._copied if name not in written or name in filled])
         first, *others = (*into, *renamed(launches, self.names))
-        return first._replace(rooms=(*self.rooms, *first.rooms)), *others, *self.launch(written, back=True)
+        rooms = [Room(self.names[name], copied.elements, copied.dtype) for name, copied in self._copied.items()]
+        return first._replace(rooms=(*rooms, *first.rooms)), *others, *self.launch(written, back=True)

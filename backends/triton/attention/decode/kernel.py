@@ -243,16 +243,9 @@ def hopper_decode_kernel(
 ):
     """Write the result, and the logarithms of its rows' sums.
 
-    Args:
-        q_desc, k_desc, v_desc: three batch axes, one of which may count pages of k and v, positions, features; a batch
-            axis that k or v lacks has size 1.
-        out, lse, sinks: addresses; ``numbers`` says where their elements are. Features are contiguous.
-        cached: keys of each sequence, or ``None``.
-        table: pages of each sequence, or ``None``.
-        parts: room for two results of every program, and after these for the logarithms of their rows' sums.
-        arrived: a number for each tile, 0 before the call and after it.
-        numbers: see :class:`DecodeNumbers`.
-        tiling: what the kernel is specialised for.
+    Descriptors are as in :func:`hopper_kernel`, but one of the batch axes of k and v may count pages. ``parts`` has
+    room for two results of every program, then for the logarithms of their rows' sums; ``arrived`` has a number for
+    each tile, 0 before the call and after it.
     """
     dtype: gl.constexpr = k_desc.dtype
     stages: gl.constexpr = field(tiling, "stages")

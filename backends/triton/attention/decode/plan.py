@@ -17,6 +17,7 @@ from einops_fast.backends.triton.attention.hopper.call import (
     places_of,
 )
 from einops_fast.backends.triton.attention.hopper.tiles import ITEM
+from einops_fast.backends.triton.attention.hopper.tilings import has_added
 from einops_fast.backends.triton.attention.launches import Launch, Room
 from einops_fast.backends.triton.attention.problem import ANY, Problem
 from einops_fast.backends.triton.launching.arrays import Array
@@ -50,7 +51,7 @@ _WHOLE = 0.95
 def suits_decode(problem: Problem) -> bool:
     """Return whether the kernel can be used."""
     spec, features, strides = problem.spec, problem.features, problem.strides
-    if not is_for_hopper(problem) or features.biased or features.masked or features.shared > 1:
+    if not is_for_hopper(problem) or has_added(problem) or features.shared > 1:
         return False
     if not (0 < spec.q_len <= FEW_QUERIES and spec.kv_len and problem.elements):
         return False

@@ -88,9 +88,7 @@ def weights_again(
 ):
     """Return weights, what dropout leaves of them, and the derivative of scores by scaled products.
 
-    Tiles have queries along either axis. ``log`` is that of the row's sum as a power of two, infinite where the row has
-    seen no key or doesn't exist.
-    For ``bias``, see :func:`scored`.
+    ``log`` is what :func:`row_logs` loads, for ``bias`` see :func:`scored`. Tiles have queries along either axis.
     """
     score, derivative = scored(products, i, j, head, call, f, bias)
     weights = tl.exp2(score * factor_of(call, f) - log)
@@ -116,10 +114,7 @@ def score_gradient(weights, kept, d_weights, delta, f: tl.constexpr):
 def score_gradients(
     products, d_weights, rows, i, j, segments, seed, head, call, f: tl.constexpr, masked: tl.constexpr = True
 ):
-    """Return weights (after dropping some), the gradient of scores, and that of scaled products.
-
-    ``rows`` is what :func:`_log_and_delta` says of these; for the rest, see :func:`weights_again`.
-    """
+    """Return weights (after dropping some), the gradient of scores, and that of scaled products."""
     log, delta = rows
     weights, kept, derivative = weights_again(products, log, i, j, segments, seed, head, call, f, masked)
     gradient = score_gradient(weights, kept, d_weights, delta, f)
@@ -338,13 +333,8 @@ def bias_kernel(
 ):  # fmt: skip
     """Write a tile of the bias's gradient, or of part number ``program_id(1)`` of it.
 
-    Args:
-        kept_sizes: of the batch axes that the bias has; 1 for the others.
-        summed_sizes: of those that it lacks; 1 for the others.
-        place: row-major strides of the batch axes.
-        query_tiles, key_tiles: of the bias.
-        summed: batch elements to sum over.
-        parts: in how many parts to sum.
+    ``kept_sizes`` are those of the batch axes that the bias has, ``summed_sizes`` of those that it lacks, 1 for the
+    others; ``place`` has row-major strides of all. So many elements, ``summed``, share a tile.
     """
     lengths = Lengths(q_len, kv_len, heads, together, q_rows, kv_rows)
     call = Call(extras, strides, sizes, lengths, Numbers(scale, cap, left, right, drop))

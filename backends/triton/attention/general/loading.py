@@ -129,17 +129,9 @@ def of_element(array, strides, element, call, f: tl.constexpr):
 
 @triton.jit
 def query_rows(array, strides, head, start, i, call, f: tl.constexpr, packed: tl.constexpr = False):
-    """Return pointers to the rows of an array with positions of queries: a column of them.
+    """Return pointers to the rows ``i`` of an array with positions of queries: a column of them.
 
-    Args:
-        array: the array.
-        strides: its strides.
-        head: the batch element; if ``packed``, one for each row.
-        start: the first query, unless packed.
-        i: the queries, a column.
-        call: see :class:`Call`.
-        f: the features of the attention.
-        packed: whether rows are of several batch elements.
+    If ``packed``, each row has its own ``head``; else ``start`` is the first one.
     """
     axes: tl.constexpr = field(f, "axes")
     zero = tl.full((), 0, tl.int64)
@@ -207,19 +199,9 @@ def load_keys(
     base, strides, page, start, head, call,
     f: tl.constexpr, kind: tl.constexpr, block: tl.constexpr, some: tl.constexpr = True,
 ):  # fmt: skip
-    """Load rows ``start`` to before ``start + block`` of k or v. The one place that says how these are loaded.
+    """Load rows ``start``, a multiple of ``block``, to before ``start + block`` of k or v.
 
-    Args:
-        base: pointer to the batch element.
-        strides: of the array.
-        page: the array's stride from page to page.
-        start: the first key; a multiple of ``block``.
-        head: the batch element.
-        call: see :class:`Call`.
-        f: the features of the attention.
-        kind: which of these the array has.
-        block: how many keys.
-        some: whether a key may be missing.
+    ``base`` points to the batch element, ``page`` is the stride of pages; with ``some``, keys may be missing.
     """
     axes: tl.constexpr = field(f, "axes")
     page_size: tl.constexpr = field(f, "page_size")

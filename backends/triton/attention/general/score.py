@@ -118,7 +118,7 @@ def scored(products, i, j, head, call, f: tl.constexpr, bias=None):
             bent = _tanh(score / cap)
             score = cap * bent
             derivative = 1.0 - bent * bent
-        if field(f, "biased"):
+        if field(f, "bias") is not None:
             if bias is None:
                 added = bias_at(i, j, head, call, f)
             else:
@@ -126,7 +126,7 @@ def scored(products, i, j, head, call, f: tl.constexpr, bias=None):
             score = score + added.to(kept_type(f))
         if field(f, "alibi"):
             score = score - head.slope * tl.abs(i + head.shift - j).to(kept_type(f))
-        if field(f, "biased") and head.bias.dtype.element_ty != tl.float16:
+        if field(f, "bias") is not None and head.bias.dtype.element_ty != tl.float16:
             lowest: tl.constexpr = _lowest(f)
             score = tl.where((score < lowest) & (score > float("-inf")), lowest, score)
         score = score * LOG2E
@@ -166,7 +166,7 @@ def allowed(i, j, segments, head, call, f: tl.constexpr):
         seen = seen & (j >= i + (head.shift - call.numbers.left))
     if field(f, "segments"):
         seen = seen & (segments[0] == segments[1])
-    if field(f, "masked"):
+    if field(f, "mask") is not None:
         along: tl.constexpr = field(f, "mask")
         mask = tl.load(
             head.mask + _score_places(i, j, call.strides.mask, f, along), mask=_score_exists(i, j, head, along), other=0

@@ -59,13 +59,8 @@ def delta_of(rows, element, i, numbers):
 def weights_of(products, extra, i, j, logs, partly, ends: gl.constexpr, numbers, tiling: gl.constexpr):
     """The weights of a block, and by what their scores' gradients are multiplied for the softcap.
 
-    Args:
-        products: of queries and keys.
-        extra: bias and mask.
-        i, j, logs: positions of queries and keys, and logarithms of the queries' rows.
-        partly: what :func:`~.positions.sides` says of the block.
-        ends: whether keys may not exist: they have no features either, but their weights may be infinite.
-        numbers, tiling: see :class:`Numbers`, :class:`HopperTiling`.
+    ``extra`` is bias and mask, ``partly`` what :func:`~.positions.sides` says of the block. With ``ends``, keys may not
+    exist: they have no features either, but their weights may be infinite.
     """
     bias, mask = extra
     logs = logs[None, :] if field(tiling, "turned") else logs[:, None]

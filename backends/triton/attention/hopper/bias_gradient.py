@@ -222,13 +222,9 @@ def hopper_bias_kernel(
     q_desc, k_desc, v_desc, d_out_desc, bias, mask, d_bias, rows, key_tiles, sharers, parts, numbers,
     tiling: gl.constexpr,
 ):  # fmt: skip
-    """Write the gradient of the bias; see :func:`hopper_kernel`.
+    """Write the gradient of the bias; see :func:`hopper_kernel` and :class:`_Counts`.
 
-    Args:
-        key_tiles: tiles of the bias along the keys.
-        sharers: batch elements that share each.
-        parts: of the sums over these, which are float32 if there are several, at the address ``d_bias``.
-        numbers: its elements are those whose bias differs.
+    Several parts are float32 at the address ``d_bias``. The elements of ``numbers`` are those whose bias differs.
     """
     groups: gl.constexpr = field(tiling, "groups")
     stages: gl.constexpr = field(tiling, "stages")

@@ -54,16 +54,9 @@ def launch(
     rooms: tuple[Room, ...] = (),
     otherwise: tuple[Launch, ...] = (),
 ) -> Launch:
-    """Return the launch of a kernel.
+    """Return the launch of a kernel, which takes ``arrays`` in its order, ``numbers`` and ``tiling``.
 
-    Args:
-        function: the kernel.
-        tiling: what it is specialised for.
-        arrays: by the kernel's names and in its order; ``None`` for those that there aren't.
-        numbers: what it takes after that, a :class:`Numbers` or :class:`DecodeNumbers` last.
-        programs: how many there are.
-        even: of the last numbers those for which it matters whether they are multiples of 16.
-        rooms, otherwise: see :class:`Launch`.
+    ``even`` are those of the last numbers for which it matters whether they are multiples of 16.
     """
     options, constants = {"num_warps": 4, "maxnreg": tiling.registers}, {"tiling": tiling}
     call = DeclaredCall(function, (programs, 1), tuple(arrays.values()), numbers, constants, options, even)

@@ -271,16 +271,11 @@ def _attend(out_desc, lse, shared, numbers, dtype: gl.constexpr, tiling: gl.cons
 
 @gluon.jit
 def hopper_kernel(q_desc, k_desc, v_desc, out_desc, bias, mask, bounds, lse, numbers, tiling: gl.constexpr):
-    """Write the result, and the logarithms of its rows' sums.
+    """Write the result, and the logarithms of its rows' sums without gaps.
 
-    Args:
-        q_desc, k_desc, v_desc, out_desc: three batch axes, positions, features; a batch axis that an operand lacks has
-            size 1.
-        bias, mask: the same with keys in place of features, where there are tiles of it; else addresses, or ``None``.
-        bounds: those of the mask, see :func:`~.positions.within_bounds`, or ``None``.
-        lse: one number per batch element and query, without gaps.
-        numbers: see :class:`Numbers`.
-        tiling: what the kernel is specialised for.
+    Descriptors have three batch axes, of size 1 where an operand lacks one, positions, and features or keys. Bias and
+    mask are addresses if they have no tiles, and ``None`` if there are none; as ``bounds`` are, see
+    :func:`~.positions.within_bounds`.
     """
     dtype: gl.constexpr = q_desc.dtype
     groups: gl.constexpr = field(tiling, "groups")

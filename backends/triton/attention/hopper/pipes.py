@@ -52,15 +52,9 @@ def fetch_own(
     first, second, tiles, more, done, element, start, one: gl.constexpr, two: gl.constexpr, numbers,
     tiling: gl.constexpr,
 ):  # fmt: skip
-    """Have a tile's own rows of one array copied for each warp group, or of two arrays side by side.
+    """Have a tile's own rows of one array copied for each warp group, or of two (``second`` isn't ``None``).
 
-    Args:
-        first, second: the arrays; the second one may be ``None``.
-        tiles, more: their pipes.
-        done: tiles before.
-        element, start: where the tile begins.
-        one, two: which operands they are.
-        numbers, tiling: see :class:`Numbers`, :class:`HopperTiling`.
+    ``tiles`` and ``more`` are their pipes, ``one`` and ``two`` say which operands they are; ``done`` tiles came before.
     """
     groups: gl.constexpr = field(tiling, "groups")
     own: gl.constexpr = field(tiling, "own")
@@ -122,10 +116,7 @@ def second_stages(tiling):
 
 @gluon.jit
 def second_pipe(first, descriptor, operand: gl.constexpr, tiling: gl.constexpr):
-    """Memory for the second of a block's two arrays; see :func:`pipe`.
-
-    Its tiles come with those of the first one, unless it has fewer stages.
-    """
+    """Memory for the second of a block's two arrays: it comes with the first one unless it has stages of its own."""
     stages: gl.constexpr = second_stages(tiling)
     if field(tiling, "second"):
         return pipe(descriptor, stages * boxes(tiling, operand), stages, field(tiling, "groups"))
@@ -170,10 +161,7 @@ def passed(tiles, count, blocks, stages: gl.constexpr):
 
 @gluon.jit
 def passed_both(first, second, count, blocks, stages: gl.constexpr, others: gl.constexpr):
-    """Let so many blocks of two arrays go by from number ``count`` on, and count them.
-
-    The second has ``others`` stages; none if its tiles come with those of the first.
-    """
+    """Let so many blocks of two arrays go by and count them; ``others`` is 0 if the second has no stages of its own."""
     passed(first, count, blocks, stages)
     if others > 0:
         passed(second, count, blocks, others)

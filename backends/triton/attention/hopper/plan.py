@@ -26,7 +26,7 @@ from einops_fast.backends.triton.attention.hopper.call import (
     programs_of,
 )
 from einops_fast.backends.triton.attention.hopper.forward import hopper_kernel
-from einops_fast.backends.triton.attention.hopper.keys_gradient import hopper_keys_kernel
+from einops_fast.backends.triton.attention.hopper.keys_gradient import hopper_keys_kernel, hopper_values_kernel
 from einops_fast.backends.triton.attention.hopper.queries_gradient import hopper_queries_kernel
 from einops_fast.backends.triton.attention.hopper.tiles import ITEM, HopperTiling, pair_bytes
 from einops_fast.backends.triton.attention.hopper.tilings import (
@@ -43,7 +43,6 @@ from einops_fast.backends.triton.attention.hopper.tilings import (
     queries_shapes,
     shared_bytes,
 )
-from einops_fast.backends.triton.attention.hopper.values_gradient import hopper_values_kernel
 from einops_fast.backends.triton.attention.launches import BACKWARD, Launch, Plan
 from einops_fast.backends.triton.attention.problem import Problem, missing_axes
 from einops_fast.planning.cost import ITEM_SIZES
@@ -93,10 +92,7 @@ def _launches(
 ) -> tuple[Launch, ...]:
     """Return the launch of a kernel, after that of the mask's bounds where it goes by these.
 
-    Args:
-        elements, length: there are so many tiles for each ``tiling.rows`` of these positions of an element.
-        times: programs that are worth starting, by tiles.
-        scalars: what the kernel takes after its arrays.
+    Each of ``elements`` has tiles of ``length`` positions, each tile work for ``times`` programs.
     """
     names = function.arg_names[: -2 - len(scalars)]
     before: tuple[Launch, ...] = ()
@@ -117,7 +113,9 @@ def _keys_gradient(problem: Problem, otherwise: tuple[Launch, ...]) -> tuple[Lau
     if not is_wide(problem):
         tiling = fitting(problem, keys_shapes(problem), spec.q_len, shared_bytes, turned=True)
         return _launches(problem, hopper_keys_kernel, tiling, otherwise, **given, scale=spec.scale)
-    tiling = fitting(problem, [Shape(2, 64, 3), Shape(2, 64, 2)], spec.q_len, bytes_of_one, turned=True)
+    tiling = fitting(
+        problem, [Shape(2, 64, 3, second=3), Shape(2, 64, 2, second=2)], spec.q_len, bytes_of_one, turned=True
+    )
     # All that it takes the other kernel takes, too, which has the launches for odd addresses.
     values = _launches(problem, hopper_values_kernel, tiling, **given)
     tiling = fitting(problem, WIDE_SHAPES, spec.q_len, shared_bytes, turned=True, dv=False)
@@ -142,7 +140,7 @@ def _shared_bias_tiling(problem: Problem) -> tuple[HopperTiling, int]:
     """Return that of the kernel for a bias that elements share, and in how many parts it sums these up."""
     spec, features = problem.spec, problem.features
     shapes = [Shape(2, 64, 3), Shape(2, 64, 2), Shape(2, 32, 2)]
-    hides = features.masked or features.left or features.right
+    hides = features.mask is not None or features.left or features.right
     if is_small(problem) and not (hides or problem.dtype("bias") == "float32"):
         # More of these take more registers than there are.
         shapes = [Shape(2, 128, 2)]
@@ -181,12 +179,9 @@ def forward(problem: Problem, otherwise: tuple[Launch, ...]) -> tuple[Launch, ..
 
 
 def backward(problem: Problem, tilings: BackwardTilings, copies: RowCopies | None = None) -> Plan:
-    """Return the plan of a backward call, with the kernels of :mod:`general` for arrays at odd addresses.
+    """Return the plan of a backward call, with the kernels of :mod:`general` and their tilings for odd addresses.
 
-    Args:
-        problem: what was computed.
-        tilings: of those kernels.
-        copies: of arrays that the hardware can't copy, if the problem is about these.
+    The problem may be about ``copies`` of arrays that the hardware can't copy.
     """
     strides = problem.strides
     by_score = strides.d_bias is not None and problem.features.bias == (True, True)

@@ -100,13 +100,7 @@ def _blocks_seeing(start, rows: gl.constexpr, numbers, tiling: gl.constexpr):
 def within_bounds(bounds, element, start, first, end, numbers, tiling: gl.constexpr):
     """The blocks from ``first`` to ``end`` that a tile meets, but those at both ends that the mask hides from all rows.
 
-    Args:
-        bounds: for each 64 of a tile's positions the first of the others that the mask shows, and the last one plus 1;
-            see :mod:`~einops_fast.backends.triton.attention.around.mask_bounds`.
-        element: of the batch.
-        start: first position of the tile.
-        first, end: blocks of the others that it meets else.
-        numbers, tiling: see :class:`Numbers`, :class:`HopperTiling`.
+    ``bounds`` are what :mod:`~einops_fast.backends.triton.attention.around.mask_bounds` has found.
     """
     if field(tiling, "bounded"):
         block: gl.constexpr = field(tiling, "block")

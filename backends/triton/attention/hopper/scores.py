@@ -103,13 +103,7 @@ def _few(pointer, places, along: gl.constexpr, element, i, j, numbers):
 def bias_of(tiles, at, element, i, j, layout: gl.constexpr, numbers, tiling: gl.constexpr):
     """The bias of a block of scores, as it lies in memory; 0 if there is none.
 
-    Args:
-        tiles: those of the bias in shared memory, or its address.
-        at: which of the tiles.
-        element: of the batch.
-        i, j: positions, one a column, the other a row.
-        layout: of the scores.
-        numbers, tiling: see :class:`Numbers`, :class:`HopperTiling`.
+    It is tile ``at`` of ``tiles``, or these are its address. Of ``i`` and ``j``, one is a column, the other a row.
     """
     bias = 0.0
     if field(tiling, "bias_tiles"):
@@ -180,13 +174,7 @@ def powers(scores, factor, logs, bias, tiling: gl.constexpr):
     """``2 ** (factor * scores - logs)``: weights.
 
     Of rows with low scores only, that is of :data:`LOWEST` in place of each finite one. To look at each score takes too
-    long; so these rows have another factor, and are told by their logarithms.
-
-    Args:
-        scores, factor: see :func:`scored`.
-        logs: one number for each row: the highest score, or the logarithm of the sum.
-        bias: as it lies in memory.
-        tiling: see :class:`HopperTiling`.
+    long; so these rows have another factor, and are told by ``logs``: their highest score, or the logarithm of the sum.
     """
     if field(tiling, "bias") is not None and bias.dtype != gl.float16:
         low = logs < (LOWEST + _LOW) / 2 * LOG2E

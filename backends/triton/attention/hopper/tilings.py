@@ -207,14 +207,9 @@ def _in_three_quarters(features: int, tile: int) -> bool:
 def fitting(
     problem: Problem, shapes: Sequence[Shape], length: int, size: Callable[[HopperTiling], int], **others: bool
 ) -> HopperTiling:
-    """Return the first tiling for which there is shared memory.
+    """Return the first tiling, of ``shapes`` with the best one first, for which there is shared memory.
 
-    Args:
-        problem: what is computed.
-        shapes: of tilings, the best one first.
-        length: that blocks divide among them; no block is longer than it asks for.
-        size: bytes of shared memory that a tiling takes.
-        others: fields of the tiling.
+    No block is longer than is needed for ``length`` positions. ``size`` gives the bytes that a tiling takes.
     """
     features, strides = problem.features, problem.strides
     missing = BATCH_AXES - features.axes

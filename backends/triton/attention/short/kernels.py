@@ -127,11 +127,7 @@ def short_forward_kernel(
     q_len, kv_len, heads, together, q_rows, kv_rows, scale, cap, left, right, drop,
     f: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr,
 ):  # fmt: skip
-    """Write the result and the logarithms of rows' sums.
-
-    Args:
-        sharing, summed, parts: see :func:`_elements_of`; ``sharing`` is ``None`` where a program has one element.
-    """
+    """Write the result and the logarithms of rows' sums; ``sharing`` is ``None`` where a program has one element."""
     lengths = Lengths(q_len, kv_len, heads, together, q_rows, kv_rows)
     call = Call(extras, strides, sizes, lengths, Numbers(scale, cap, left, right, drop))
     axes: tl.constexpr = field(f, "axes")
@@ -221,10 +217,7 @@ def short_gradients_kernel(
 ):  # fmt: skip
     """Write all gradients that there are arrays for; and ``delta``, if there is one for it.
 
-    Args:
-        d_bias: for the gradient of a bias that has all axes.
-        sums: for that of one that lacks some, in ``parts``, over the batch elements of each.
-        sharing, summed, parts: see :func:`_elements_of`; ``sharing`` is ``None`` where a program has one element.
+    That of a bias with all axes goes to ``d_bias``, of others to ``sums``, in ``parts``.
     """
     lengths = Lengths(q_len, kv_len, heads, together, q_rows, kv_rows)
     call = Call(extras, strides, sizes, lengths, Numbers(scale, cap, left, right, drop))

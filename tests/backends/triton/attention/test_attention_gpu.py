@@ -26,9 +26,13 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("case", CASES)
-def test_error_is_that_of_the_precision(case: Sequence[Any], dtype: str) -> None:
+@pytest.mark.parametrize(
+    ("case", "dtype"),
+    [(case, dtype) for dtype in ("float16", "bfloat16") for case in CASES] + [(case, "float32") for case in CASES[:4]],
+)
+def test_error_is_that_of_the_precision(case: Sequence[Any], dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of float32, that of TF32."""
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
     q_len, kv_len, head_dim, v_head_dim, causal, bias = case
     options = {"causal": causal, "alignment": "bottom_right", "bias": bias}
     spec, inputs = attention((2, 3), q_len, kv_len, head_dim, v_head_dim, dtype, **options)
@@ -47,14 +51,6 @@ def test_precision_of_float32_is_what_was_asked_for(precision: str) -> None:
         torch.backends.cuda.matmul.allow_tf32 = before
     low, high = {"ieee": (0.0, 1e-6), "tf32": (1e-6, 2e-3)}[precision]
     assert low <= rms(found, expected) <= high
-
-
-@pytest.mark.parametrize("case", CASES[:4])
-def test_errors_in_tf32_are_those_of_the_framework(case: Sequence[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
-    q_len, kv_len, head_dim, v_head_dim, causal, bias = case
-    options = {"causal": causal, "alignment": "bottom_right", "bias": bias}
-    check_low_precision(*attention((2, 3), q_len, kv_len, head_dim, v_head_dim, **options))
 
 
 def test_captured_in_a_graph() -> None:

@@ -7,11 +7,11 @@ from gluon_on_cpu import functions_on_cpu
 
 from einops_fast.attention.spec import AttentionSpec
 from einops_fast.backends.triton.attention.around import copyable
+from einops_fast.backends.triton.attention.around.heads_apart import pays_apart
 from einops_fast.backends.triton.attention.hopper import positions
 from einops_fast.backends.triton.attention.hopper.call import numbers_of, programs_of
 from einops_fast.backends.triton.attention.hopper.tiles import HopperTiling
 from einops_fast.backends.triton.attention.hopper.tilings import (
-    Shape,
     bytes_of_one,
     fitting,
     forward_shapes,
@@ -87,7 +87,6 @@ def test_programs_that_share_a_multiprocessor_have_room(
         (4096, 512, 128, {}, 2),
         (4096, 256, 64, {"softcap": 5.0}, 1),
         (4096, 600, 64, {"softcap": 5.0}, 2),
-        (4096, 256, 64, {"softcap": 5.0, "added": ("mask",)}, 2),
         (4096, 4096, 64, {"window": (1000, 20)}, 1),
         (4096, 4096, 64, {"window": (1000, 200)}, 2),
         (4096, 256, 40, {}, 2),
@@ -104,16 +103,6 @@ def test_tiles_of_the_forward_kernel(
     heads: int, length: int, features: int, options: dict[str, Any], groups: int
 ) -> None:
     assert forward(planned(heads, length, features, **options)).groups == groups
-
-
-@pytest.mark.parametrize("added", [(), ("bias",)])
-def test_tiles_of_the_kernels_for_gradients(added: tuple[str, ...]) -> None:
-    narrow, wide = (planned(64, 200, features, added=added) for features in (32, 64))
-    assert keys_shapes(narrow)[0].programs == 3
-    assert keys_shapes(wide)[0] == (Shape(2, 64, 4, 2) if added else Shape(1, 64, 4, 2, programs=2))
-    assert queries_shapes(narrow)[0].programs == 3
-    assert queries_shapes(wide)[0].programs == 2
-    assert queries_shapes(planned(64, 512, 64, added=added))[0].groups == (1 if added else 2)
 
 
 @pytest.mark.parametrize(
@@ -166,3 +155,24 @@ def test_causal_tiles_are_dealt_out_evenly(heads: int, length: int, units: int, 
             assert end <= first
     assert sorted(seen) == [(head, start) for head in range(heads) for start in range(0, length, 128)]
     assert max(blocks) <= most * sum(blocks) / units
+
+
+@pytest.mark.parametrize(
+    ("batch", "length", "head_dim", "options", "pays"),
+    [
+        ((1, 8, 4), 4096, 128, {"causal": True}, False),  # twice as many tiles as multiprocessors
+        ((1, 4, 7), 3000, 128, {"causal": True}, True),  # 96 tiles
+        ((1, 1, 8), 4096, 256, {"causal": True}, True),  # 32
+        ((1, 9, 8), 2048, 128, {}, True),  # 144, which leaves most of a second round empty
+        ((1, 1, 8), 64, 64, {}, False),  # too little to do
+        ((1, 1, 1), 4096, 64, {}, False),  # nothing is shared
+        ((1, 1, 8), 4096, 64, {"varlen": True}, False),
+        ((1, 1, 8), 0, 64, {}, False),
+    ],
+)
+def test_where_gradients_of_each_head_pay(
+    batch: tuple[int, ...], length: int, head_dim: int, options: dict[str, Any], pays: bool
+) -> None:
+    keys = (*batch[:2], 1)
+    spec = AttentionSpec(batch, batch, keys, keys, length, length, head_dim, head_dim, "bfloat16", 1.0, **options)
+    assert pays_apart(spec, 132) is pays

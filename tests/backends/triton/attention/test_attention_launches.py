@@ -7,7 +7,7 @@ import pytest
 
 from einops_fast.backends.triton.attention.arguments import Extras
 from einops_fast.backends.triton.attention.around.row_copies import RowCopies
-from einops_fast.backends.triton.attention.launches import BACKWARD, FORWARD, Launch, Plan, Room, renamed
+from einops_fast.backends.triton.attention.launches import FORWARD, Launch, Plan, Room
 from einops_fast.backends.triton.attention.problem import Layout
 
 EXTRAS = Extras(bias="bias", mask="mask")
@@ -21,9 +21,6 @@ class Rooms:
     def workspace(self, like: str, elements: int, dtype: str) -> str:
         assert like == "q"
         return f"{elements} {dtype}"
-
-    def counters(self, like: str, device: int, count: int) -> str:
-        return f"{count} counters"
 
 
 @pytest.fixture
@@ -55,16 +52,6 @@ def test_a_lone_launch_takes_some_arrays(takes: tuple[Any, ...], ran: list[Any])
     assert ran == [("forward", expected)] * 2
 
 
-def test_rooms_and_what_follows(ran: list[Any]) -> None:
-    then = Launch(kernel(ran, "sum"), ("parts", "out"))
-    rooms = Room("parts", 8), Room("arrived", 3, "int32", counters=True)
-    first = Launch(kernel(ran, "parts"), ("q", "parts", "arrived"), rooms, then=(then,))
-    plan = Plan(FORWARD, (first,))
-    for _ in range(2):
-        plan.run(Rooms(), 0, *ARRAYS)
-    assert ran == [("parts", ("q", "8 float32", "3 counters")), ("sum", ("8 float32", "out"))] * 2
-
-
 @pytest.mark.parametrize("queued", [True, False])
 def test_what_is_launched_otherwise(queued: bool, ran: list[Any]) -> None:
     """Also of a lone launch, and with rooms of its own."""
@@ -76,14 +63,6 @@ def test_what_is_launched_otherwise(queued: bool, ran: list[Any]) -> None:
     ran.clear()
     Plan(FORWARD, (lone._replace(then=then), *then)).run(Rooms(), 0, *ARRAYS)
     assert [name for name, _ in ran] == ["hopper", "then" if queued else "other", "then"]
-
-
-def test_gradients_and_delta(ran: list[Any]) -> None:
-    deltas = Launch(kernel(ran, "delta"), ("d_out", "d_lse", "delta"), (Room("delta", 5),))
-    keys = Launch(kernel(ran, "keys"), ("dk", "dv", "d_bias", "delta"))
-    plan = Plan(BACKWARD, (deltas, keys))
-    assert plan.run(Rooms(), 0, *ARRAYS, "d_out", None, None, "dk", "dv", "d_bias") == "5 float32"
-    assert ran == [("delta", ("d_out", None, "5 float32")), ("keys", ("dk", "dv", "d_bias", "5 float32"))]
 
 
 def test_launches_on_copies(ran: list[Any]) -> None:
@@ -104,8 +83,3 @@ def test_launches_on_copies(ran: list[Any]) -> None:
         ("hopper", ("q", copied, masks)),
         ("other", (copied, EXTRAS._replace(mask=masks))),
     ]
-
-
-def test_nothing_else_is_renamed(ran: list[Any]) -> None:
-    (found,) = renamed((Launch(kernel(ran, "forward"), ("q", "k", "extras")),), {"k": "k copy"})
-    assert found.takes == ("q", "k copy", "extras")

@@ -65,24 +65,6 @@ def test_few_queries_of_shared_keys(name: str) -> None:
             check(spec, inputs, gradients=False)
 
 
-@pytest.mark.parametrize("q_len", [1, 4])
-def test_decoding_from_a_cache(q_len: int) -> None:
-    spec, inputs = cached((70, 33), q_len=q_len, kv_len=70, causal=True, **GROUPED)
-    for parts in (1, 4):
-        with tiles(replace(SMALL, packed=True, parts=parts)):
-            check(spec, inputs, gradients=False)
-
-
-@pytest.mark.parametrize("page_size", [5, 16, 32])
-@pytest.mark.parametrize("parts", [1, 2])
-def test_pages(page_size: int, parts: int) -> None:
-    lengths = 70 // page_size * page_size, 7
-    options = {"q_len": 3, "kv_len": lengths[0], "causal": True, **GROUPED}
-    spec, inputs = cached(lengths, page_size, spare=2, **options)
-    with tiles(replace(SMALL, packed=True, parts=parts)):
-        check(spec, inputs, gradients=False)
-
-
 @pytest.mark.parametrize(("q_len", "kv_len"), [(0, 5), (5, 0), (0, 0), (1, 1), (1, 40), (40, 1)])
 @pytest.mark.parametrize("options", [{}, {"causal": True, "alignment": "bottom_right"}])
 def test_lengths_that_differ(q_len: int, kv_len: int, options: dict[str, Any]) -> None:
@@ -96,12 +78,10 @@ def test_no_batch_elements(batch: tuple[int, ...]) -> None:
         check(*attention(batch, 5, 7, head_dim=4, bias=(1, 1, 5, 7), sinks=(1, 1)))
 
 
-def test_default_tiles_at_lengths_around_them() -> None:
+def test_default_tiles() -> None:
+    """At lengths around theirs, and for few queries."""
     for q_len, kv_len in ((3, 127), (113, 129), (129, 113)):
         check(*attention((1,), q_len, kv_len, head_dim=24, causal=True, window=(100, None)))
-
-
-def test_default_tiles_for_few_queries() -> None:
     spec, inputs = attention((1, 2, 4), 2, 1023, k_batch=(1, 2, 1), causal=True, alignment="bottom_right")
     check(spec, inputs, gradients=False)
     check(*cached((1023,), batch=(1, 3), q_len=16, kv_len=1023), gradients=False)

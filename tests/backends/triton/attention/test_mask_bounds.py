@@ -8,30 +8,21 @@ import pytest
 import torch
 from attention_problems import DEVICE, Poisoned, attention
 
-from einops_fast.attention.spec import AttentionSpec
+from einops_fast.backends.torch.attention.layouts import problem_of
 from einops_fast.backends.triton.attention.around import mask_bounds
 from einops_fast.backends.triton.attention.around.mask_bounds import is_bounded
 from einops_fast.backends.triton.attention.hopper.tiles import HopperTiling
 from einops_fast.backends.triton.attention.hopper.tilings import bytes_of_one, fitting, forward_shapes
-from einops_fast.backends.triton.attention.problem import Layout, Problem, problem
+from einops_fast.backends.triton.attention.problem import Problem
 
 SHAPES = [(2, 3, 200, 500), (2, 1, 200, 500), (1, 1, 200, 500), (2, 1, 1, 500), (1, 3, 200, 1), (1, 1, 1, 1)]
 
 
-def planned(mask: Any, **options: Any) -> tuple[Problem, HopperTiling]:
-    spec, _ = attention(**{"batch": (2, 3), "q_len": 200, "kv_len": 500, "mask": tuple(mask.shape)} | options)
-    given = problem(spec, {**operands(spec), "mask": Layout(mask.shape, mask.stride(), "bool")}, ((9, 0), 132))
+def planned(mask: Any) -> tuple[Problem, HopperTiling]:
+    spec, inputs = attention((2, 3), 200, 500, mask=tuple(mask.shape))
+    inputs.mask = mask
+    given = problem_of(spec, tuple(vars(inputs).values()), ((9, 0), 132))
     return given, fitting(given, forward_shapes(given), spec.kv_len, bytes_of_one)
-
-
-def operands(spec: AttentionSpec) -> dict[str, Any]:
-    """C order."""
-    shapes = {
-        "q": (*spec.batch, spec.q_len, spec.head_dim),
-        "k": (*spec.k_batch, spec.kv_len, spec.head_dim),
-        "v": (*spec.k_batch, spec.kv_len, spec.v_head_dim),
-    }
-    return {name: Layout(shape, torch.empty(shape, device="meta").stride()) for name, shape in shapes.items()}
 
 
 @pytest.mark.parametrize("turned", [False, True])
