@@ -135,14 +135,6 @@ def test_large_results_lie_as_the_input(function: Any, option: str, dim: int) ->
         assert found[0].stride() == x.stride()
 
 
-def test_mask_gradient(ways: Any) -> None:
-    x, mask = leaf(randn(3, 2, 21)), leaf(randn(2, 1, seed=2))
-    with ways:
-        found = gradients(lambda x, mask: ops.softmax(x, mask=mask, temperature=3.0), [x, mask])
-    expected = gradients(lambda x, mask: oracle(ops.softmax, x, mask=mask, temperature=3.0), [x, mask])
-    assert_near(found, expected)
-
-
 def test_rows_of_nothing() -> None:
     x = torch.empty(3, 0, device=DEVICE, requires_grad=True)
     assert ops.log_softmax(x).shape == torch.autograd.grad(ops.softmax(x).sum(), x)[0].shape == (3, 0)
@@ -187,20 +179,6 @@ def test_other_frameworks(framework: str, function: Any, option: str) -> None:
     found = as_numpy(function(xp.array(x.cpu().numpy().astype("float32")), **own))
     assert found.dtype == np.float32
     assert_near(torch.tensor(found, device=DEVICE), oracle(function, x, **options))
-
-
-def test_mxnet_gradient() -> None:
-    namespace("mxnet")
-    import mxnet as mx
-
-    x = mx.np.array(randn(3, 5).cpu().numpy())
-    x.attach_grad()
-    with mx.autograd.record():
-        found = (ops.softmax(x, 0, causal=False, mask=mx.np.array([[1.0]])) ** 2).sum()
-    found.backward()
-    y = leaf(randn(3, 5))
-    (expected,) = torch.autograd.grad((torch.softmax(y, 0) ** 2).sum(), y)
-    np.testing.assert_allclose(x.grad.asnumpy(), expected.cpu().numpy(), rtol=1e-6, atol=1e-8)
 
 
 def test_names_and_numbers() -> None:
