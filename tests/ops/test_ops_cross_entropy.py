@@ -2,7 +2,6 @@
 
 from functools import partial
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -17,6 +16,7 @@ from ops_problems import (
     namespace,
     randn,
     targets,
+    tiled,
     where,
 )
 from ops_problems import cross_entropy as oracle
@@ -24,7 +24,6 @@ from ops_problems import cross_entropy as oracle
 from einops_fast import EinsumError, ShapeError, ops
 from einops_fast.backends.triton.rows.cross_entropy import plan as cross_entropy_plan
 from einops_fast.backends.triton.rows.rows import RowTiling
-from einops_fast.runtime.plan_cache import clear_plans
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -49,10 +48,8 @@ def by_kernels(request: pytest.FixtureRequest) -> Any:
     tiling = TILES[request.param]
     if tiling is None and DEVICE == "cuda":
         pytest.skip("there the kernels are called")
-    with mock.patch.object(cross_entropy_plan, "loss_tilings", return_value=[tiling]):
-        clear_plans()
+    with tiled(cross_entropy_plan, loss_tilings=[tiling]):
         yield tiling is not None
-    clear_plans()
 
 
 def wanted(option: str, target: Any) -> Any:
@@ -87,14 +84,11 @@ def test_losses_of_many_rows(option: str, reduction: str) -> None:
 def test_rows_of_any_length_from_any_address(columns: int) -> None:
     """Of which there may be no whole vector, or no edge."""
     wide = randn(5, columns + 6, dtype="float32")
-    target = targets(5, classes=columns)
-    with mock.patch.object(cross_entropy_plan, "loss_tilings", return_value=[TILES["cut"]]):
-        clear_plans()
+    options: dict[str, Any] = {"target": targets(5, classes=columns), "reduction": "sum"}
+    with tiled(cross_entropy_plan, loss_tilings=[TILES["cut"]]):
         for first in range(4):
-            options: dict[str, Any] = {"target": target, "reduction": "sum"}
             x = leaf(wide[:, first : first + columns])
             check(partial(ops.cross_entropy, **options), partial(oracle, **options), [x])
-    clear_plans()
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])

@@ -3,7 +3,6 @@
 from dataclasses import replace
 from functools import partial
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -20,13 +19,13 @@ from ops_problems import (
     namespace,
     native_norm,
     randn,
+    tiled,
     where,
 )
 
 from einops_fast import ops
 from einops_fast.backends.triton.rows.norm import plan as norm_plan
 from einops_fast.backends.triton.rows.rows import RowTiling
-from einops_fast.runtime.plan_cache import clear_plans
 
 TILES = {
     "whole": RowTiling(4, 32, True),
@@ -57,15 +56,11 @@ def tiles(request: pytest.FixtureRequest) -> Any:
     """Every way to run the kernels, on rows that their blocks don't divide."""
     tiling = TILES[request.param]
     of_gradient = [replace(tiling, programs=2)] if tiling.whole else []
-    with (
-        mock.patch.object(norm_plan, "row_tilings", return_value=[tiling]),
-        mock.patch.object(norm_plan, "gradient_tilings", return_value=of_gradient),
-        mock.patch.object(norm_plan, "sums_tilings", return_value=[tiling]),
-        mock.patch.object(norm_plan, "column_tilings", return_value=[RowTiling(2, 16, False, 2)]),
+    columns = [RowTiling(2, 16, False, 2)]
+    with tiled(
+        norm_plan, row_tilings=[tiling], gradient_tilings=of_gradient, sums_tilings=[tiling], column_tilings=columns
     ):
-        clear_plans()
         yield
-    clear_plans()
 
 
 @pytest.mark.parametrize("rms", [False, True])

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from functools import partial
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -17,6 +16,7 @@ from ops_problems import (
     leaf,
     namespace,
     randn,
+    tiled,
     where,
 )
 from optional_mxnet import mxnet_or_skip
@@ -24,7 +24,6 @@ from optional_mxnet import mxnet_or_skip
 from einops_fast import OperandError, ops
 from einops_fast.backends.triton.rows.rows import RowTiling
 from einops_fast.backends.triton.rows.softmax import plan as softmax_plan
-from einops_fast.runtime.plan_cache import clear_plans
 
 FUNCTIONS: list[Callable[..., Any]] = [ops.softmax, ops.log_softmax]
 
@@ -65,10 +64,8 @@ def ways(request: pytest.FixtureRequest) -> Any:
     tiling = TILES[request.param]
     if tiling is None and DEVICE == "cuda":
         pytest.skip("there the kernels are called")
-    with mock.patch.object(softmax_plan, "row_tilings", return_value=[tiling]):
-        clear_plans()
+    with tiled(softmax_plan, row_tilings=[tiling]):
         yield where(tiling is not None)
-    clear_plans()
 
 
 def allowed(*shape: int) -> Any:
