@@ -121,10 +121,15 @@ def test_small_integers_are_classes_too(dtype: torch.dtype, weighted: bool) -> N
     """Nothing that they are compared with wraps: 156 is -100 to 8 bits. Rows that aren't neighbours have no kernel."""
     x, target = randn(2, 300, 3, dtype="float32"), torch.tensor([[156, 3], [1, 0], [7, 9]], device=DEVICE).T
     weight = randn(300, seed=1, dtype="float32").abs() if weighted else None
+    hidden, matrix = randn(2, 3, 8, dtype="float32"), randn(300, 8, dtype="float32", seed=2)
+
+    def losses(target: Any) -> list[Any]:
+        of_layer = ops.linear_cross_entropy(hidden, matrix, target, weight=weight, chunk=3)
+        return [ops.cross_entropy(x, target, weight, dim=1, z_loss=0.01), of_layer]
+
     for by_kernels in (False, True):
         with where(by_kernels):
-            found = ops.cross_entropy(x, target.to(dtype), weight, dim=1, z_loss=0.01)
-            torch.testing.assert_close(found, ops.cross_entropy(x, target, weight, dim=1, z_loss=0.01))
+            torch.testing.assert_close(losses(target.to(dtype)), losses(target))
 
 
 @pytest.mark.parametrize("option", ["plain", "everything"])
