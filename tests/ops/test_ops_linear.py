@@ -200,20 +200,6 @@ def test_what_is_kept() -> None:
     assert kept == [False, False, False, True, True, False]
 
 
-def test_autocast(by_kernels: list[str]) -> None:
-    tensors = [leaf(randn(4, 20, dtype="float32")), leaf(randn(18, 20, dtype="float32")), leaf(randn(18).float())]
-    with kernels(), torch.autocast(DEVICE, torch.float16):
-        found = ops.linear(*tensors, activation="gelu")
-        got = torch.autograd.grad(found.sum(), tensors)
-    assert found.dtype == torch.float16
-    assert by_kernels
-    expected = activation_by_torch(torch.nn.functional.linear(*(each.double() for each in tensors)), None, "gelu")
-    assert_near(found, expected, expected.half(), 4.0)
-    for each, wanted in zip(got, torch.autograd.grad(expected.sum(), tensors), strict=True):
-        assert each.dtype == torch.float32
-        torch.testing.assert_close(each, wanted, rtol=2e-2, atol=2e-2)
-
-
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("shape", [(7,), (1, 7), (2, 3, 7)])
 def test_by_the_library(shape: tuple[int, ...], activation: str) -> None:

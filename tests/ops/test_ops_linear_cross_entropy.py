@@ -263,19 +263,6 @@ def test_derivatives_in_forward_mode(reduction: str) -> None:
     assert_near(found, along(partial(expected, target=target, **options)))
 
 
-def test_autocast() -> None:
-    tensors, target = problem(9, dtype="float32")
-    with torch.autocast(DEVICE, dtype=torch.bfloat16):
-        found = gradients(found_by(target, chunk=4), tensors)
-        native = gradients(
-            lambda x, w, b: torch.nn.functional.cross_entropy(torch.nn.functional.linear(x, w, b), target), tensors
-        )
-    exact = gradients(partial(expected, target=target), [leaf(each.double()) for each in tensors])
-    for got, each, theirs in zip(found, exact, native, strict=True):
-        assert got.dtype == torch.float32
-        assert_near(got, each, theirs, 3.0)
-
-
 def test_rows_that_do_not_count_and_no_rows() -> None:
     (x, matrix, _), _ = problem(4)
     with kernels():
