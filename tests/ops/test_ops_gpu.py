@@ -119,44 +119,14 @@ def test_dropout(name: str, mode: str) -> None:
     assert not any(torch.equal(one, other) for one, other in pairwise(seen))
 
 
-SIZES = {"vocab_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 64}
-
-
-def model(kind: str, dtype: Any) -> Any:
-    """A small language model without dropout, as it is trained."""
-    transformers = pytest.importorskip("transformers", minversion="5.0")
-    torch.manual_seed(0)
-    if kind == "bert":
-        dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-        config = transformers.BertConfig(**SIZES, **dropout, hidden_size=64, intermediate_size=128)
-        made = transformers.BertForMaskedLM
-    elif kind == "gpt2":
-        dropout = {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0}
-        config = transformers.GPT2Config(**SIZES, **dropout, n_embd=64, bos_token_id=1, eos_token_id=2)
-        made = transformers.GPT2LMHeadModel
-    else:
-        config = transformers.LlamaConfig(**SIZES, hidden_size=64, intermediate_size=128, num_key_value_heads=2)
-        made = transformers.LlamaForCausalLM
-    return made(config).to("cuda", dtype).train()
-
-
-def results(model: Any) -> list[Any]:
-    """Logits, the loss, and all gradients; some positions are padding."""
-    ids = torch.randint(3, 96, (3, 32), generator=torch.Generator().manual_seed(1)).cuda()
-    shown = torch.ones_like(ids)
-    shown[1, 20:] = 0
-    model.zero_grad()
-    found = model(input_ids=ids, attention_mask=shown, labels=ids.masked_fill(shown == 0, -100), use_cache=False)
-    found.loss.backward()
-    return [found.logits.detach()[shown.bool()], found.loss.detach(), *(each.grad for each in model.parameters())]
-
-
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", ["bert", "gpt2", "llama"])
 def test_models(kind: str, dtype: str, compiled: bool) -> None:
     """By our kernels they miss what they are in float64 by no more than before, and are restored."""
-    original = model(kind, getattr(torch, dtype))
+    models = pytest.importorskip("injected_models")
+    results = partial(models.results, use_cache=False)
+    original = models.build(kind, dtype=getattr(torch, dtype))
     # transformers computes norms and losses in float32, also of float64.
     exact = [each.double() for each in results(copy.deepcopy(original).double())]
     native = [each.clone() for each in results(original)]
