@@ -136,8 +136,7 @@ def test_boxes_on_a_cpu(
     tensors = [torch.randn(rows, depth), torch.randn(columns, depth) / 8, torch.randn(columns)]
     tensors = [each.half() for each in tensors[: 2 + biased]]
     with boxes_on_cpu(2):
-        found = kernel_candidates(finished_step(tensors, activation, keeps), "float16", ON)
-        found = [way for way in found if isinstance(way, BoxCandidate)]
+        found = boxes_for(tensors, activation, keeps)
         assert len({(way.tiling.groups, way.tiling.width, way.tiling.rest) for way in found}) > 5
         check_ways(found, tensors, activation, keeps)
 
@@ -225,6 +224,13 @@ def test_two_dtypes_as_torch() -> None:
         ops.linear(x, weight.double(), activation="relu")
 
 
+def boxes_for(tensors: Sequence[Any], activation: str, keeps: bool) -> list[Candidate]:
+    """The ways that have boxes copied by the hardware."""
+    dtype = str(tensors[0].dtype)[6:]
+    found = kernel_candidates(finished_step(tensors, activation, keeps), dtype, ON)
+    return [way for way in found if isinstance(way, BoxCandidate)]
+
+
 @on_hopper
 @pytest.mark.gpu
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -234,8 +240,7 @@ def test_boxes(activation: str, keeps: bool) -> None:
     for rows, columns, dtype in ((1000, 520, "bfloat16"), (200, 1096, "float16")):
         tensors = [randn(rows, 264, dtype=dtype), randn(columns, 264, dtype=dtype) / 8, randn(columns, dtype=dtype)]
         for given in (tensors, tensors[:2]) if activation == "gelu" else (tensors,):
-            found = kernel_candidates(finished_step(given, activation, keeps), dtype, ON)
-            check_ways([way for way in found if isinstance(way, BoxCandidate)][:2], given, activation, keeps)
+            check_ways(boxes_for(given, activation, keeps)[:2], given, activation, keeps)
 
 
 @on_hopper
@@ -243,32 +248,25 @@ def test_boxes(activation: str, keeps: bool) -> None:
 @pytest.mark.parametrize("layout", ["reversed", "permuted", "expanded", "unaligned"])
 def test_boxes_of_any_layout(layout: str) -> None:
     dtype = "bfloat16"
-    tensors = [randn(6, 160, 192, dtype=dtype), randn(288, 192, dtype=dtype) / 8, randn(288, dtype=dtype)]
-    if layout == "reversed":
-        tensors[0] = tensors[0].flatten(0, 1)
-        tensors[:2] = [laid_out(each, layout) for each in tensors[:2]]
-    elif layout == "permuted":
-        tensors[0] = tensors[0].transpose(0, 1).contiguous().transpose(0, 1)
-    elif layout == "expanded":
-        tensors[2] = tensors[2][:1].expand(288)
-    else:
-        tensors[2] = torch.cat([tensors[2][:1], tensors[2]])[1:]
-    found = kernel_candidates(finished_step(tensors, "gelu", True), dtype, ON)
-    boxes = [way for way in found if isinstance(way, BoxCandidate)]
-    check_ways(boxes, tensors, "gelu", True)
+    x, weight, bias = randn(6, 160, 192, dtype=dtype), randn(288, 192, dtype=dtype) / 8, randn(288, dtype=dtype)
+    tensors = {
+        "reversed": [laid_out(x.flatten(0, 1), layout), laid_out(weight, layout), bias],
+        "permuted": [x.transpose(0, 1).contiguous().transpose(0, 1), weight, bias],
+        "expanded": [x, weight, bias[:1].expand(288)],
+        "unaligned": [x, weight, torch.cat([bias[:1], bias])[1:]],
+    }[layout]
+    check_ways(boxes_for(tensors, "gelu", True), tensors, "gelu", True)
 
 
 @on_hopper
 @pytest.mark.gpu
-def test_boxes_of_many_tiles_give_the_same_bits_again() -> None:
+@pytest.mark.parametrize("keeps", [False, True])
+def test_boxes_of_many_tiles_give_the_same_bits_again(keeps: bool) -> None:
     tensors = [randn(4096, 512, dtype="bfloat16"), randn(4096, 512, dtype="bfloat16") / 8, randn(4096).bfloat16()]
-    for keeps in (False, True):
-        found = kernel_candidates(finished_step(tensors, "gelu", keeps), "bfloat16", ON)
-        for way in [way for way in found if isinstance(way, BoxCandidate)]:
-            first = finished(way, tensors, keeps)
-            check_ways([way], tensors, "gelu", keeps)
-            for _ in range(5):
-                assert all(map(torch.equal, first, finished(way, tensors, keeps)))
+    for way in boxes_for(tensors, "gelu", keeps):
+        first = finished(way, tensors, keeps)
+        check_ways([way], tensors, "gelu", keeps)
+        assert all(all(map(torch.equal, first, finished(way, tensors, keeps))) for _ in range(5))
 
 
 @pytest.mark.gpu
