@@ -132,6 +132,14 @@ def test_large_results_lie_as_the_input(function: Any, option: str, dim: int) ->
         assert found[0].stride() == x.stride()
 
 
+def test_mask_gradient(ways: Any) -> None:
+    x, mask = leaf(randn(3, 2, 21)), leaf(randn(2, 21, seed=2))  # of rows alone it would be 0
+    with ways:
+        found = gradients(lambda x, mask: ops.softmax(x, mask=mask, temperature=3.0), [x, mask])
+    expected = gradients(lambda x, mask: oracle(ops.softmax, x, mask=mask, temperature=3.0), [x, mask])
+    assert_near(found, expected)
+
+
 def test_rows_of_nothing() -> None:
     x = torch.empty(3, 0, device=DEVICE, requires_grad=True)
     assert ops.log_softmax(x).shape == torch.autograd.grad(ops.softmax(x).sum(), x)[0].shape == (3, 0)
