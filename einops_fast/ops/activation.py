@@ -8,7 +8,7 @@ from typing import Any, Literal, NoReturn
 from einops_fast.annotations import ArrayT
 from einops_fast.dtypes import dtype_name
 from einops_fast.errors import OperandError, ShapeError
-from einops_fast.ops.checks import check_activation, check_sizes, check_values
+from einops_fast.ops.checks import check_activation, check_sizes, check_values, differ
 from einops_fast.ops.dispatch import computed, function_for
 from einops_fast.runtime.autocast import autocasts
 from einops_fast.vocabulary import no_argument
@@ -133,10 +133,7 @@ def check_layer(name: str, weight: Any, input: Any) -> None:
             f"the second of size {features}"
         )
     if weight.shape[1] != features:
-        raise ShapeError(
-            f"axis 1 of {name} of shape {tuple(weight.shape)} has size {weight.shape[1]}, but axis "
-            f"{len(input.shape) - 1} of input of shape {tuple(input.shape)} has size {features}"
-        )
+        raise ShapeError(differ(name, weight.shape, 1, "input", input.shape, len(input.shape) - 1))
     if weight.dtype == input.dtype:
         return
     kinds = dtype_name(weight.dtype), dtype_name(input.dtype)

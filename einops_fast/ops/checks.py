@@ -78,7 +78,7 @@ def check_sizes(of: str, shape: Sequence[int], axes: Sequence[int], **arrays: An
         if len(found) != len(wanted):
             raise ShapeError(f"{name} has shape {found}, but {of} of shape {tuple(shape)} needs one of shape {wanted}")
         at = next(at for at, (size, other) in enumerate(zip(found, wanted, strict=True)) if size != other)
-        raise ShapeError(_differ(name, found, at, of, shape, axes[at]))
+        raise ShapeError(differ(name, found, at, of, shape, axes[at]))
 
 
 def check_broadcast(name: str, array: Any, of: str, shape: Sequence[int]) -> None:
@@ -92,7 +92,7 @@ def check_broadcast(name: str, array: Any, of: str, shape: Sequence[int]) -> Non
     for at in range(1, len(found) + 1):
         # torch.compile finds no symbol in a tuple, be it of the same size.
         if found[-at] != 1 and found[-at] != shape[-at]:
-            raise ShapeError(_differ(name, found, len(found) - at, of, shape, len(shape) - at))
+            raise ShapeError(differ(name, found, len(found) - at, of, shape, len(shape) - at))
 
 
 def check_mask(name: str, mask: Any, of: str, shape: Sequence[int]) -> None:
@@ -107,7 +107,8 @@ def check_mask(name: str, mask: Any, of: str, shape: Sequence[int]) -> None:
     check_broadcast(name, mask, of, shape)
 
 
-def _differ(name: str, found: Sequence[int], at: int, of: str, shape: Sequence[int], axis: int) -> str:
+def differ(name: str, found: Sequence[int], at: int, of: str, shape: Sequence[int], axis: int) -> str:
+    """Return the text of an error about an axis of an array and another size in an axis of another array."""
     return (
         f"axis {at} of {name} of shape {tuple(found)} has size {found[at]}, but axis {axis} of {of} of shape "
         f"{tuple(shape)} has size {shape[axis]}"

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from ops_problems import namespace
 
-from einops_fast import EinsumError, OperandError, ShapeError, SubscriptsError, nn, ops
+from einops_fast import EinsumError, OperandError, ShapeError, SubscriptsError, ops
 
 X, MATRIX, VECTOR, TARGET = torch.ones(2, 4), torch.ones(4, 4), torch.ones(4), torch.zeros(2, dtype=torch.long)
 
@@ -94,38 +93,13 @@ def test_dtypes() -> None:
     np.testing.assert_allclose(ops.softmax([0, 0]), 0.5)
 
 
-@pytest.mark.parametrize("framework", ["torch", "numpy", "mxnet"])
-def test_numbers_of_classes_are_no_booleans(framework: str) -> None:
-    """torch refuses them, too: they are masks, or probabilities of two classes."""
-    xp = namespace(framework) if framework == "mxnet" else {"torch": torch, "numpy": np}[framework]
-    x, matrix = xp.ones((2, 4)), xp.ones((3, 4))
-    target = xp.ones((2,), dtype=bool if framework == "mxnet" else xp.bool_ if xp is np else torch.bool)
-    calls: list[Callable[[], Any]] = [lambda: ops.cross_entropy(x, target)]
-    if xp is torch:
-        calls += [
-            lambda: ops.linear_cross_entropy(x, matrix, target),
-            lambda: nn.CrossEntropyLoss()(x, target),
-        ]
-    for call in calls:
-        with pytest.raises(OperandError, match=r"^target has numbers of classes, which are integers, not bool"):
-            call()
-
-
 WRONG: dict[str, Callable[[Any], Any]] = {
     "complex numbers": lambda x: ops.softmax(x.to(torch.complex64)),
-    "booleans": lambda x: ops.log_softmax(x.bool()),
     "integers": lambda x: ops.layer_norm(x.long()),
-    "weight of integers": lambda x: ops.layer_norm(x, weight=VECTOR.long()),
-    "complex bias": lambda x: ops.rms_norm(x, bias=VECTOR.to(torch.complex64)),
     "residual of integers": lambda x: ops.dropout_add_layer_norm(x, x.long()),
-    "integers to be multiplied": lambda x: ops.linear(x.long(), MATRIX.long()),
     "weight of another dtype": lambda x: ops.linear(x, MATRIX.double()),
-    "complex weight of classes": lambda x: ops.cross_entropy(x, TARGET, VECTOR.to(torch.complex64)),
-    "complex target": lambda x: ops.cross_entropy(x, TARGET.to(torch.complex64)),
     "boolean target": lambda x: ops.cross_entropy(x, TARGET.bool()),
-    "integers and classes": lambda x: ops.linear_cross_entropy(x.long(), MATRIX.long(), TARGET),
     "another device": lambda x: ops.softmax(x, mask=torch.ones(4, device="meta")),
-    "weight of another device": lambda x: ops.rms_norm(x, weight=torch.ones(4, device="meta")),
     "array of NumPy": lambda x: ops.bias_gelu(x, VECTOR.numpy()),
     "list": lambda x: ops.softmax(x, mask=[1.0, 2.0, 3.0, 4.0]),
     "no target": lambda x: ops.cross_entropy(x, None),
@@ -163,7 +137,6 @@ ERRORS: list[tuple[type[EinsumError], str, Callable[[], Any]]] = [
     (EinsumError, "^p is a", lambda: ops.dropout_bias_activation(X, p="some")),
     (EinsumError, "^ignore_index is", lambda: ops.cross_entropy(X, TARGET, ignore_index=1.5)),
     (EinsumError, "^label_smoothing is", lambda: ops.cross_entropy(X, TARGET, label_smoothing="some")),
-    (EinsumError, "^label_smoothing is", lambda: ops.cross_entropy(ARRAY, CLASSES, label_smoothing=2)),
     (EinsumError, "^z_loss is", lambda: ops.cross_entropy(X, TARGET, z_loss=float("nan"))),
     (EinsumError, "reduction", lambda: ops.cross_entropy(ARRAY, CLASSES, reduction="max")),
     (EinsumError, "eps is a number", lambda: ops.layer_norm(ARRAY, eps="small")),
@@ -186,11 +159,9 @@ ERRORS: list[tuple[type[EinsumError], str, Callable[[], Any]]] = [
     # options of softmax
     (EinsumError, "causal is True", lambda: ops.softmax(X, causal=torch.ones(2))),
     (EinsumError, "temperature is a positive number", lambda: ops.softmax(ARRAY, temperature=0)),
-    (EinsumError, "temperature is a positive number", lambda: ops.softmax(X, temperature="hot")),
     (EinsumError, "temperature is a positive number", lambda: ops.softmax(X, temperature=10**400)),
     (EinsumError, "temperature is a number", lambda: ops.softmax(X, temperature=torch.tensor(2.0))),
     (EinsumError, "dtype is a floating-point type", lambda: ops.softmax(X, dtype=torch.int32)),
-    (EinsumError, "dtype is a floating-point type", lambda: ops.softmax(X, dtype="foo")),
     (OperandError, "mask is boolean or has floating-point", lambda: ops.softmax(X, mask=VECTOR.long())),
     (OperandError, "mask is on meta, the input on cpu", lambda: ops.softmax(X, mask=VECTOR.to("meta"))),
     # two sizes
@@ -209,6 +180,8 @@ ERRORS: list[tuple[type[EinsumError], str, Callable[[], Any]]] = [
     (ShapeError, r"^target .*axis 1.* needs .* \(2,\)", lambda: ops.cross_entropy(ARRAY, np.zeros((2, 3), int))),
     (ShapeError, r"^target .*probabilities in float32.* needs", lambda: ops.cross_entropy(HIDDEN, torch.ones(2))),
     # what operators aren't there for
+    (OperandError, r"^target has .* integers, not bool", lambda: ops.cross_entropy(ARRAY, CLASSES > 0)),
+    (OperandError, r"^target .* not bool", lambda: ops.linear_cross_entropy(X, MATRIX, TARGET.bool())),
     (OperandError, r"^bias_gelu .* torch", lambda: ops.bias_gelu(ARRAY)),
     (OperandError, r"^dropout_add_layer_norm .* torch", lambda: ops.dropout_add_layer_norm(ARRAY)),
     (OperandError, r"target .* not float32", lambda: ops.linear_cross_entropy(X, MATRIX, torch.zeros(2))),

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from ops_problems import DEVICE, assert_near, leaf, native_norm, randn, where
+from ops_cases import CASES, tensors_of
+from ops_problems import DEVICE, assert_near, gradients, leaf, native_norm, randn, where
 
 from einops_fast import attention, fast_einsum, ops, scaled_dot_product_attention
 
@@ -69,18 +70,21 @@ def test_wider_residual(half: Any, wide: Any, rms: bool, by_kernels: bool) -> No
 
 
 @pytest.mark.parametrize("by_kernels", [True, False])
-@pytest.mark.parametrize("name", ["softmax", "layer_norm", "rms_norm", "rms_norm with a bias", "cross_entropy"])
-def test_autocast(name: str, by_kernels: bool) -> None:
-    x, vector = randn(4, 9).to(HALF), randn(9, seed=1).to(WIDE)
-    with where(by_kernels), torch.autocast(DEVICE, HALF):
-        found = FUNCTIONS[name](x, vector)
-        without = [ops.softmax(x), ops.log_softmax(x, causal=True), ops.layer_norm(x), ops.cross_entropy(x, TARGET)]
-        normalised, summed = ops.dropout_add_layer_norm(x, x)
-    assert all(each.dtype == WIDE for each in (found, *without, normalised))
-    assert summed.dtype == HALF
-    expected = FUNCTIONS[name](x.double(), vector.double())
-    assert_near(found, expected, expected.float() + 1e-6)
-    assert_near(without[2], ops.layer_norm(x.double()), without[2] + 1e-6)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", CASES)
+def test_autocast(name: str, dtype: str, by_kernels: bool) -> None:
+    """Results are as wide as torch's on a GPU, gradients as their tensors, and errors no larger than torch's."""
+    case = CASES[name]
+    tensors = [leaf(each) for each in tensors_of(case.takes, 6, 8, dtype=dtype)]
+    with torch.autocast(DEVICE, HALF):
+        native = gradients(case.native, tensors)
+        with where(by_kernels):
+            found = gradients(case.ours, tensors)
+    assert found[0].dtype == {"bias_gelu": tensors[0].dtype, "linear": HALF}.get(name, WIDE)
+    assert [each.dtype for each in found[-len(tensors) :]] == [each.dtype for each in tensors]
+    exact = gradients(case.native, [leaf(each.double()) for each in tensors], rounded=dtype)
+    for got, wanted, theirs in zip(found, exact, native, strict=True):
+        assert_near(got, wanted, theirs.to(got.dtype), 4.0)
 
 
 @pytest.mark.parametrize("by_kernels", [True, False])

@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -75,30 +76,6 @@ def test_captured_in_a_graph(name: str, dtype: str) -> None:
         near(found, step(), dtype)
 
 
-@pytest.mark.parametrize("name", DROPPING)
-def test_dropout_in_a_graph(name: str) -> None:
-    """Each replay drops others, and backward the same."""
-    x, a, b = inputs("vv", "float32")
-    with torch.no_grad():
-        x.copy_(x.abs() + 1)
-
-    def step() -> tuple[Any, Any]:
-        found = DROPPING[name](x, a, b)
-        return found.detach(), torch.autograd.grad(found, x, torch.ones_like(found))[0]
-
-    (found, gradient), graph = captured(step)
-    seen = []
-    for _ in range(3):
-        graph.replay()
-        torch.cuda.synchronize()
-        seen.append((found != 0).clone())
-        torch.testing.assert_close(found, gradient * x)
-        assert set(gradient.unique().tolist()) == {0.0, 2.0}
-        assert 0.4 < float(seen[-1].float().mean()) < 0.6
-    assert not torch.equal(seen[0], seen[1])
-    assert not torch.equal(seen[1], seen[2])
-
-
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", OPERATORS)
@@ -113,54 +90,33 @@ def test_compiled(name: str, dtype: str, mode: str) -> None:
         near([each.clone() for each in both_ways(compiled, tensors)], expected, dtype)
 
 
-@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+@pytest.mark.parametrize("mode", ["graph", "default", "reduce-overhead"])
 @pytest.mark.parametrize("name", DROPPING)
-def test_compiled_dropout(name: str, mode: str) -> None:
+def test_dropout(name: str, mode: str) -> None:
+    """Each replay of a graph, and each call of what is compiled, drops others, and backward the same."""
     torch.compiler.reset()
     x, a, b = inputs("vv", "float32")
     with torch.no_grad():
         x.copy_(x.abs() + 1)
-    compiled = torch.compile(DROPPING[name], fullgraph=True, mode=mode)
+    function = DROPPING[name] if mode == "graph" else torch.compile(DROPPING[name], fullgraph=True, mode=mode)
+
+    def step() -> tuple[Any, Any]:
+        found = function(x, a, b)
+        return found.detach(), torch.autograd.grad(found, x, torch.ones_like(found))[0]
+
+    results, graph = captured(step) if mode == "graph" else (None, None)
     seen = []
     for _ in range(4):
         torch.compiler.cudagraph_mark_step_begin()
-        found = compiled(x, a, b)
-        seen.append(found.detach().clone())
-        (gradient,) = torch.autograd.grad(found, x, torch.ones_like(found))
-        torch.testing.assert_close(seen[-1], gradient * x)
-    assert not torch.equal(seen[2], seen[3])
-
-
-SIZES = {"vocab_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 64}
-
-
-def model(kind: str, dtype: Any) -> Any:
-    """A small language model without dropout, as it is trained."""
-    transformers = pytest.importorskip("transformers", minversion="5.0")
-    torch.manual_seed(0)
-    if kind == "bert":
-        dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-        config = transformers.BertConfig(**SIZES, **dropout, hidden_size=64, intermediate_size=128)
-        made = transformers.BertForMaskedLM
-    elif kind == "gpt2":
-        dropout = {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0}
-        config = transformers.GPT2Config(**SIZES, **dropout, n_embd=64, bos_token_id=1, eos_token_id=2)
-        made = transformers.GPT2LMHeadModel
-    else:
-        config = transformers.LlamaConfig(**SIZES, hidden_size=64, intermediate_size=128, num_key_value_heads=2)
-        made = transformers.LlamaForCausalLM
-    return made(config).to("cuda", dtype).train()
-
-
-def results(model: Any) -> list[Any]:
-    """Logits, the loss, and all gradients; some positions are padding."""
-    ids = torch.randint(3, 96, (3, 32), generator=torch.Generator().manual_seed(1)).cuda()
-    shown = torch.ones_like(ids)
-    shown[1, 20:] = 0
-    model.zero_grad()
-    found = model(input_ids=ids, attention_mask=shown, labels=ids.masked_fill(shown == 0, -100), use_cache=False)
-    found.loss.backward()
-    return [found.logits.detach()[shown.bool()], found.loss.detach(), *(each.grad for each in model.parameters())]
+        if graph is not None:
+            graph.replay()
+            torch.cuda.synchronize()
+        found, gradient = results or step()
+        torch.testing.assert_close(found, gradient * x)
+        assert set(gradient.unique().tolist()) == {0.0, 2.0}
+        assert 0.4 < float((found != 0).float().mean()) < 0.6
+        seen.append(found.clone())
+    assert not any(torch.equal(one, other) for one, other in pairwise(seen))
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -168,7 +124,9 @@ def results(model: Any) -> list[Any]:
 @pytest.mark.parametrize("kind", ["bert", "gpt2", "llama"])
 def test_models(kind: str, dtype: str, compiled: bool) -> None:
     """By our kernels they miss what they are in float64 by no more than before, and are restored."""
-    original = model(kind, getattr(torch, dtype))
+    models = pytest.importorskip("injected_models")
+    results = partial(models.results, use_cache=False)
+    original = models.build(kind, dtype=getattr(torch, dtype))
     # transformers computes norms and losses in float32, also of float64.
     exact = [each.double() for each in results(copy.deepcopy(original).double())]
     native = [each.clone() for each in results(original)]

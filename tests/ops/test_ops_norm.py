@@ -3,7 +3,6 @@
 from dataclasses import replace
 from functools import partial
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -20,13 +19,13 @@ from ops_problems import (
     namespace,
     native_norm,
     randn,
+    tiled,
     where,
 )
 
 from einops_fast import ops
 from einops_fast.backends.triton.rows.norm import plan as norm_plan
 from einops_fast.backends.triton.rows.rows import RowTiling
-from einops_fast.runtime.plan_cache import clear_plans
 
 TILES = {
     "whole": RowTiling(4, 32, True),
@@ -57,15 +56,11 @@ def tiles(request: pytest.FixtureRequest) -> Any:
     """Every way to run the kernels, on rows that their blocks don't divide."""
     tiling = TILES[request.param]
     of_gradient = [replace(tiling, programs=2)] if tiling.whole else []
-    with (
-        mock.patch.object(norm_plan, "row_tilings", return_value=[tiling]),
-        mock.patch.object(norm_plan, "gradient_tilings", return_value=of_gradient),
-        mock.patch.object(norm_plan, "sums_tilings", return_value=[tiling]),
-        mock.patch.object(norm_plan, "column_tilings", return_value=[RowTiling(2, 16, False, 2)]),
+    columns = [RowTiling(2, 16, False, 2)]
+    with tiled(
+        norm_plan, row_tilings=[tiling], gradient_tilings=of_gradient, sums_tilings=[tiling], column_tilings=columns
     ):
-        clear_plans()
         yield
-    clear_plans()
 
 
 @pytest.mark.parametrize("rms", [False, True])
@@ -94,36 +89,20 @@ def test_long_rows_far_from_0() -> None:
     assert_near(found, expected, [each + 1e-9 for each in expected])
 
 
-def test_nan_and_infinity_as_torch(tiles: Any) -> None:
-    x = randn(4, 21, dtype="float32")
-    x[0, 3], x[1, 20], x[2] = torch.nan, torch.inf, 0.0
-    with kernels():
-        torch.testing.assert_close(norm(x), torch.nn.functional.layer_norm(x, (21,)), equal_nan=True)
-        # torch has two: on a GPU infinity makes the whole row NaN.
-        torch.testing.assert_close(norm(x, rms=True), oracle(x, rms=True), equal_nan=True)
-
-
 @pytest.mark.parametrize("rms", [False, True])
-def test_nan_and_infinity_through_sum_and_norm(rms: bool) -> None:
-    inf = torch.inf
-    x, residual = randn(6, 20, dtype="float32"), randn(6, 20, dtype="float32", seed=1)
-    x[0, 1], x[1, 2], residual[2, 3], residual[3, 4], x[4, 5], residual[4, 5] = (
-        torch.nan,
-        inf,
-        inf,
-        torch.nan,
-        inf,
-        -inf,
-    )
-    weight = randn(20, dtype="float32", seed=2)
-    with kernels():
-        found, summed = ops.dropout_add_layer_norm(x, residual, weight, rms=rms)
-    torch.testing.assert_close(summed, x + residual, equal_nan=True)
-    square = (x + residual) * (x + residual)
+def test_nan_and_infinity_as_torch(rms: bool, tiles: Any) -> None:
+    """Also through a sum, where infinities of both signs are NaN."""
+    x, residual = randn(5, 21, dtype="float32"), randn(5, 21, dtype="float32", seed=1)
+    x[0, 3], x[1, 20], x[2], residual[3, 4], x[4, 5], residual[4, 5] = (
+        torch.nan, torch.inf, 0.0, torch.nan, torch.inf, -torch.inf,
+    )  # fmt: skip
     # Written out: torch has two of RMS norm, of which one makes the whole row NaN.
-    expected = (x + residual) * (square.mean(-1, keepdim=True) + 1e-5).rsqrt() * weight
-    expected = expected if rms else native_norm(False, x + residual, weight)
-    torch.testing.assert_close(found, expected, equal_nan=True)
+    expected = partial(oracle, rms=True) if rms else partial(native_norm, False)
+    with kernels():
+        torch.testing.assert_close(norm(x, rms=rms), expected(x), equal_nan=True)
+        found, summed = ops.dropout_add_layer_norm(x, residual, rms=rms)
+    torch.testing.assert_close(summed, x + residual, equal_nan=True)
+    torch.testing.assert_close(found, expected(x + residual), equal_nan=True)
 
 
 def test_only_some_gradients() -> None:
@@ -159,26 +138,12 @@ def test_dropout(tiles: Any) -> None:
     assert abs(float(kept.mean()) - 1) < 0.1
 
 
-def test_dropout_of_nothing_and_everything() -> None:
+@pytest.mark.parametrize("options", [{"p": 0.0}, {"p": 0.5, "training": False}])
+def test_dropout_of_nothing(options: Any) -> None:
     x, residual = randn(4, 9), randn(4, 9, seed=1)
     with kernels():
-        for options in ({"p": 0.0}, {"p": 0.5, "training": False}):
-            _, summed = ops.dropout_add_layer_norm(x, residual, **options)
-            assert torch.equal(summed, x + residual)
-        found, summed = ops.dropout_add_layer_norm(x * torch.inf, residual, p=1.0)
-        assert torch.equal(summed, residual)
-        assert_near(found, oracle(residual))
-
-
-def test_compiled_dropout() -> None:
-    torch.compiler.reset()
-    dropped = torch.compile(ops.dropout_add_layer_norm, fullgraph=True, backend="aot_eager")
-    x = leaf(randn(30, 7))
-    with kernels():
-        _, summed = dropped(x, p=0.5)
-        (gradient,) = torch.autograd.grad(summed.sum(), x)
-        assert torch.equal(summed, gradient * x)
-        assert {0.0, 2.0} == set(gradient.unique().tolist())
+        _, summed = ops.dropout_add_layer_norm(x, residual, **options)
+    assert torch.equal(summed, x + residual)
 
 
 def test_sizes_of_any_kind() -> None:

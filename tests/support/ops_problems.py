@@ -9,6 +9,8 @@ import pytest
 import torch
 from optional_mxnet import mxnet_or_skip
 
+from einops_fast.runtime.plan_cache import clear_plans
+
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 Function = Callable[..., Any]
@@ -56,6 +58,15 @@ def kernels(queued: bool = True) -> Iterator[None]:
         assert bool(calls) == queued
     finally:
         torch.use_deterministic_algorithms(before)
+
+
+@contextmanager
+def tiled(plan: Any, **tilings: Any) -> Iterator[None]:
+    """Kernels have these tiles, whatever the functions of the plan would list."""
+    with mock.patch.multiple(plan, **{name: lambda *_, tiles=tiles: tiles for name, tiles in tilings.items()}):
+        clear_plans()
+        yield
+    clear_plans()
 
 
 def where(by_kernels: bool) -> Any:

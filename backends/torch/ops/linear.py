@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from einops_fast.backends.gpus import gpu_ceilings
 from einops_fast.backends.torch import backend as engine
 from einops_fast.backends.torch.gradients import gradients_by_torch
-from einops_fast.backends.torch.operator import MEMORY, Operator, autocasted, by_kernel, dtype_name
+from einops_fast.backends.torch.operator import MEMORY, Layout, Operator, autocasted, by_kernel, dtype_name
 from einops_fast.backends.torch.ops.activation import (
     activation_by_kernel,
     activation_by_torch,
@@ -111,21 +111,13 @@ def _by_library(activation: str, keeps: bool, device: str) -> Callable[..., Any]
 
 @lru_cache(maxsize=4096)
 def _way(
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
-    results: int,
-    weight_strides: tuple[int, ...],
-    bias_stride: int | None,
-    dtype: torch.dtype,
-    device: torch.device,
-    activation: str,
-    keeps: bool,
-    precision: str,
-    mode: str,
-) -> Callable[..., Any]:
+    x: Layout, weight: Layout, bias_stride: int | None, device: torch.device, activation: str, keeps: bool,
+    precision: str, mode: str,
+) -> Callable[..., Any]:  # fmt: skip
     """Return what runs calls on tensors of this kind: kernels beside the library for a product of matrices."""
     library = _by_library(activation, keeps, device.type)
-    name, leading = dtype_name(dtype), ascii_letters[: len(shape) - 1]
+    rank, name = len(x[0]), dtype_name(x[2])
+    leading = ascii_letters[: rank - 1]
     kernels = engine.kernel_dtypes(device) & {name}
     if not kernels:
         return library
@@ -134,12 +126,12 @@ def _way(
 
     on = gpu_ceilings(MEMORY.device_name(device.index or 0))
     target = Target("torch", str(device), on, kernels=kernels, in_order=True, drops_expanded=False)
-    operands = [Operand(tuple(shape), strides, name), Operand((results, shape[-1]), weight_strides, name)]
-    subscripts = parse(f"{leading}Y,ZY->{leading}Z", (len(shape), 2))
+    operands = [Operand(tuple(shape), strides, name) for shape, strides, _ in (x, weight)]
+    subscripts = parse(f"{leading}Y,ZY->{leading}Z", (rank, 2))
     (step, *others) = make_plan(subscripts, operands, target, Numerics(name, name)).steps
     if others or not isinstance(step, Fused) or not multiplies_matrices(step):
         return library
-    bias = None if bias_stride is None else (0,) * (len(shape) - 1) + (bias_stride,)
+    bias = None if bias_stride is None else (0,) * (rank - 1) + (bias_stride,)
     step = step.replace(epilogue=Epilogue(activation, bias, keeps))
     return chosen_run(Choice(step, library, MEMORY, precision, mode))
 
@@ -147,10 +139,10 @@ def _way(
 def _compute(x: Any, weight: Any, bias: Any, activation: str, keeps: bool) -> tuple[Any, Any]:
     mode = current_mode()
     # Whole calls are what is measured while nothing waits.
-    run = _way(
-        x.shape, x.stride(), weight.shape[0], weight.stride(), None if bias is None else bias.stride(0), x.dtype,
-        x.device, activation, keeps, engine.fp32_precision(), "never" if mode == "auto" else mode,
-    )  # fmt: skip
+    layouts = [(each.shape, each.stride(), each.dtype) for each in (x, weight)]
+    stride = None if bias is None else bias.stride(0)
+    precision = engine.fp32_precision()
+    run = _way(*layouts, stride, x.device, activation, keeps, precision, "never" if mode == "auto" else mode)
     found = run(x, weight) if bias is None else run(x, weight, bias)
     return found if keeps else (found, None)
 

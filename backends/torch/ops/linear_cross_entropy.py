@@ -16,13 +16,7 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from einops_fast.backends.torch.gradients import gradients_by_torch
-from einops_fast.backends.torch.operator import (
-    MEMORY,
-    Operator,
-    autocasted,
-    by_kernel,
-    result_dtype,
-)
+from einops_fast.backends.torch.operator import MEMORY, Operator, autocasted, by_kernel, result_dtype
 from einops_fast.backends.torch.ops.cross_entropy import RowLoss, cross_entropy, reduced
 from einops_fast.backends.torch.ops.logit_chunks import as_rows, chunk_rows, gradients_like, in_chunks, row_parts
 from einops_fast.backends.torch.types import PLAIN, is_batched, is_followed, is_jit_tracing, may_read_values
@@ -154,8 +148,9 @@ def _compute_gradients(
     return in_chunks(x, matrix, bias, target, loss, size, d_losses, (of_x, of_matrix, of_bias))[1]
 
 
-def _scale(x: Any, factor: Any, out: Any) -> None:
-    """``x * factor`` into ``out``, without gaps, of the same strides, and perhaps ``x`` itself."""
+def _scale(x: Any, factor: Any, out: Any = None) -> Any:
+    """Return ``x * factor`` in ``out``, which has the strides of ``x`` and may be ``x``, or in new memory."""
+    out = torch.empty_like(x) if out is None else out
     if by_kernel([x, factor]):
         from einops_fast.backends.triton.device.scaling import scaling
 
@@ -164,11 +159,6 @@ def _scale(x: Any, factor: Any, out: Any) -> None:
             scaling(x.numel(), out is x)(MEMORY, device, x, factor, out)
     elif out is not x or not may_read_values(factor) or factor != 1:
         torch.mul(x, factor.to(x.dtype), out=out)
-
-
-def _compute_scaled(x: Any, factor: Any) -> Any:
-    out = torch.empty_like(x)
-    _scale(x, factor, out)
     return out
 
 
@@ -210,11 +200,10 @@ def _scaled(kept: Any, factor: Any) -> Any:
     """What the forward pass has kept, scaled: itself, if it isn't needed again."""
     if type(kept) is not torch.Tensor or torch.compiler.is_compiling() or is_batched(factor) or _graph_is_kept():
         return scaled(kept, factor)
-    _scale(kept, factor, kept)
-    return kept
+    return _scale(kept, factor, kept)
 
 
-scaled = Operator("scaled(Tensor x, Tensor factor) -> Tensor", _compute_scaled, lambda x, factor: torch.empty_like(x))
+scaled = Operator("scaled(Tensor x, Tensor factor) -> Tensor", _scale, lambda x, factor: torch.empty_like(x))
 
 
 def _flops(x: Any, matrix: Any, *others: Any) -> int:

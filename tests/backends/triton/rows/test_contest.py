@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from fake_memory import FakeMemory
 
-from einops_fast import cli
 from einops_fast.backends.triton.rows import contest as module
 from einops_fast.backends.triton.rows.contest import Call, Contest, Site, Way
 from einops_fast.backends.triton.rows.plan import RowCall
@@ -148,10 +147,3 @@ def test_kinds_of_calls() -> None:
     assert call(9, scale=2.0) == call(9, scale=0.5)
     assert call(9, log=True).problem == "softmax, 9 rows of 48, log"
     assert call(9, log=True).details["strides"] == ["16n 1", "1n 1"]
-
-
-def test_entries_are_shown(memory: TimedMemory, capsys: pytest.CaptureFixture[str]) -> None:
-    chosen(contest(memory, RULE, FAST))
-    assert cli.main(["cache", "show"]) == 0
-    shown = capsys.readouterr().out
-    assert all(each in shown for each in ("softmax, 8 rows of 4", "NVIDIA H200", "float64", "fast", "3000000.00"))

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
-from threading import Thread
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
-from ops_cases import ALONG, ROWS, classes, first_result, tensors_of
-from ops_problems import DEVICE, assert_near, check, gradients, kernels, leaf, randn
+from ops_cases import ROWS, classes, first_result, tensors_of
+from ops_problems import DEVICE, assert_near, gradients, kernels, leaf, randn
 
-from einops_fast import autotune, ops
+from einops_fast import ops
 from einops_fast.backends.triton.rows import tilings as row_tilings
 from einops_fast.backends.triton.rows.contest import Contest, Way
 from einops_fast.backends.triton.rows.rows import Rows, RowTiling, rows_of, typical
@@ -52,20 +50,7 @@ SHAPES = {
 }
 if DEVICE == "cuda":  # Triton's interpreter takes long, knows no alignment, and the parts are odd too
     SHAPES |= {"odd": ((3, 2057), "contiguous"), "many short": ((40, 70), "contiguous")}
-    SHAPES |= {"short, aligned": ((18, 96), "contiguous")}
-
-
-@pytest.mark.parametrize("inner", [24, 16, 5])
-@pytest.mark.parametrize("name", ["softmax", "layer_norm", "cross_entropy"])
-def test_neighbours_in_different_rows_along_two_axes(name: str, inner: int) -> None:
-    case = ALONG[name]
-    tensors = [leaf(each) for each in tensors_of(case.takes, 5, 70, inner, dtype="float32", dim=1)]
-
-    def native(x: Any, *others: Any) -> Any:
-        found = case.native(x.movedim(1, -1), *others)
-        return found.movedim(-1, 1) if found.dim() else found
-
-    check(partial(case.ours, dim=1), native, tensors)
+    SHAPES |= {"short, aligned": ((18, 96), "contiguous"), "a million and three": ((2, 1_000_003), "contiguous")}
 
 
 def others(count: int) -> list[int]:
@@ -93,7 +78,10 @@ def test_candidates(name: str, shape: str) -> None:
             assert forced.most > 1
             to_do += others(forced.most)
         names |= set(forced.names)
-        assert_near(got, expected, native, 3.0)
+        for found, wanted, theirs in zip(got, expected, native, strict=True):
+            # What is next to nothing, as 1 by a million is, has to be right for what it is.
+            scale = float(wanted.detach().abs().max()) or 1.0
+            assert_near(found.detach() / scale, wanted / scale, theirs / scale, 3.0)
     assert len(names) >= len(to_do)
 
 
@@ -111,25 +99,6 @@ def test_what_is_dropped_does_not_depend_on_tiles(columns: int) -> None:
         before = before or [activated, *back]
         assert all(map(torch.equal, before, [activated, *back]))
     assert most > 1
-
-
-def test_backward_has_the_mode_of_forward() -> None:
-    """Autograd's threads don't know of the caller's block."""
-    modes: list[str] = []
-
-    def choose(contest: Contest, arrays: Sequence[Any]) -> tuple[Way, bool]:
-        modes.append(contest.site.mode)
-        return contest.ways[0], True
-
-    clear_plans()
-    x = leaf(randn(4, 6, dtype="float32"))
-    with kernels(), mock.patch.object(Contest, "choose", choose):
-        with autotune("never"):
-            result = ops.softmax(x)
-        thread = Thread(target=result.sum().backward)
-        thread.start()
-        thread.join()
-    assert modes == ["never", "never"]
 
 
 def test_gradients_in_place_are_not_measured() -> None:
