@@ -325,13 +325,11 @@ class TorchBackend(TorchSteps):
         return float(start.elapsed_time(end) * 1e-3)
 
     def fused(self, step: Fused) -> Run:
-        # Imported here because these need Triton, and some of them are made of this backend.
-        from einops_fast.backends.torch.einsum.libraries import other_libraries
+        # Imported here because these need Triton.
         from einops_fast.backends.torch.memory import TorchMemory
         from einops_fast.backends.triton.contraction.choice import Choice, chosen_run
 
-        precision, mode = self.float32_precision(), current_mode()
-        return chosen_run(Choice(step, self.library(step), TorchMemory(), precision, mode, other_libraries))
+        return chosen_run(Choice(step, self.library(step), TorchMemory(), self.float32_precision(), current_mode()))
 
 
 @cache
