@@ -207,8 +207,8 @@ class TorchBackend(TorchSteps):
         shapes = tuple([tuple(operand.shape) for operand in operands])
         ones = [[size == 1 for size in shape] for shape in shapes]
         dtypes = [dtype_name(operand.dtype) for operand in operands]
-        paths = [torch_path(subscripts.equation, shapes)]
-        found = whole_dtype(subscripts.inputs, subscripts.output, ones, dtypes, paths, kind)
+        path = torch_path(subscripts.equation, shapes)
+        found = whole_dtype(subscripts.inputs, subscripts.output, ones, dtypes, path, kind)
         if found is not None:
             return self._numerics(found, operands, whole=True)
         # Axes of size 1 that stand for longer ones are torch's, as is what it has an error for.
