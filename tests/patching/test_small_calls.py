@@ -97,11 +97,6 @@ def test_others_are_planned(operands: Any, plans: Any) -> None:
     assert plans
 
 
-@pytest.mark.parametrize("side", [2, 16])
-def test_products_as_small_as_matrices_of_16_rows_are_the_loops(side: int) -> None:
-    assert small_calls.loops_suffice(("ij,jk->ik", *[np.ones((side, side))] * 2))
-
-
 STACK = ("nij,nj->ni", np.ones((1000, 4, 4)), np.ones((1000, 4)))
 
 
