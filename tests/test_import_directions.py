@@ -70,9 +70,7 @@ IMPORTED = {
     "backends.torch.attention": (
         "words planning runtime attention backends backends.torch backends.triton.launching backends.triton.attention"
     ),
-    "backends.torch.einsum": (
-        "face words planning runtime observing backends backends.torch backends.triton.contraction"
-    ),
+    "backends.torch.einsum": "face words planning runtime observing backends backends.torch",
     "backends.torch.ops": "face words planning runtime attention backends backends.torch",
     "backends.torch.sharding": "face words planning runtime attention ops backends backends.torch backends.torch.ops",
     "backends.triton.device": "backends.triton.launching",
@@ -98,6 +96,7 @@ IN_FUNCTIONS = {
     "profiles": "planning backends.mxnet",
     "backends.cupy": "backends.triton.contraction",
     "backends.torch": "face backends.torch.sharding backends.triton.contraction backends.triton.launching",
+    "backends.torch.einsum": "backends.triton.contraction",
     "backends.torch.ops": "backends.triton.device backends.triton.contraction backends.triton.rows",
 }
 """What they import later, inside functions, and nowhere else."""

@@ -8,9 +8,8 @@ elsewhere elements are multiplied, and torch promotes. float64 is never converte
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from itertools import combinations
 from typing import Any
 
 import torch
@@ -48,13 +47,13 @@ def whole_dtype(
     output: str,
     ones: Sequence[Sequence[bool]],
     dtypes: Sequence[str],
-    paths: Iterable[Path],
+    path: Path | None,
     device_type: str,
 ) -> str | None:
     """Return what to convert all operands to, so that the contraction without autocast is torch.einsum's with it.
 
-    ``None`` where there is no such dtype: it takes torch.einsum, or :func:`pair_by_pair`. The pairs of ``paths``, which
-    torch may contract, have to agree, but on a GPU, where they don't matter.
+    ``None`` where there is no such dtype: it takes torch.einsum, or :func:`pair_by_pair`. What decides on a CPU is the
+    ``path``, the pairs that torch contracts; ``None`` if that isn't known.
     """
     target, first = dtype_name(autocast_dtype(device_type)), dtypes[0]
     alike = set(dtypes) == {first}
@@ -64,16 +63,15 @@ def whole_dtype(
         return target
     if len(inputs) == 1:
         return first
+    if path is None:
+        return None
     # What torch sums over: axes of size 1 it leaves to the others.
     summed = [
         {label for label, one in zip(term, sizes, strict=True) if not one} - set(output)
         for term, sizes in zip(inputs, ones, strict=True)
     ]
-    found = set()
-    for path in paths:
-        result, converts = _result(summed, dtypes, path, target)
-        found.add(target if converts and result == target else first if alike and result == first else None)
-    return found.pop() if len(found) == 1 else None
+    result, converts = _result(summed, dtypes, path, target)
+    return target if converts and result == target else first if alike and result == first else None
 
 
 def _result(summed: Sequence[set[str]], dtypes: Sequence[str], path: Path, target: str) -> tuple[str, bool]:
@@ -109,16 +107,6 @@ def _found_path(equation: str, shapes: tuple[tuple[int, ...], ...], strategy: st
     find: Any = torch.backends.opt_einsum.get_opt_einsum().contract_path
     found, _ = find(equation, *shapes, shapes=True, optimize=strategy)
     return tuple(tuple(pair) for pair in found)
-
-
-def every_path(count: int) -> Iterator[Path]:
-    """All orders in which so many operands can be contracted."""
-    if count < 2:
-        yield ()
-        return
-    for pair in combinations(range(count), 2):
-        for rest in every_path(count - 1):
-            yield (pair, *rest)
 
 
 def pair_by_pair(einsum: Callable[..., Any], equation: str, operands: Sequence[Any]) -> Any:

@@ -207,8 +207,8 @@ class TorchBackend(TorchSteps):
         shapes = tuple([tuple(operand.shape) for operand in operands])
         ones = [[size == 1 for size in shape] for shape in shapes]
         dtypes = [dtype_name(operand.dtype) for operand in operands]
-        paths = [torch_path(subscripts.equation, shapes)]
-        found = whole_dtype(subscripts.inputs, subscripts.output, ones, dtypes, paths, kind)
+        path = torch_path(subscripts.equation, shapes)
+        found = whole_dtype(subscripts.inputs, subscripts.output, ones, dtypes, path, kind)
         if found is not None:
             return self._numerics(found, operands, whole=True)
         # Axes of size 1 that stand for longer ones are torch's, as is what it has an error for.
@@ -325,13 +325,11 @@ class TorchBackend(TorchSteps):
         return float(start.elapsed_time(end) * 1e-3)
 
     def fused(self, step: Fused) -> Run:
-        # Imported here because these need Triton, and some of them are made of this backend.
-        from einops_fast.backends.torch.einsum.libraries import other_libraries
+        # Imported here because these need Triton.
         from einops_fast.backends.torch.memory import TorchMemory
         from einops_fast.backends.triton.contraction.choice import Choice, chosen_run
 
-        precision, mode = self.float32_precision(), current_mode()
-        return chosen_run(Choice(step, self.library(step), TorchMemory(), precision, mode, other_libraries))
+        return chosen_run(Choice(step, self.library(step), TorchMemory(), self.float32_precision(), current_mode()))
 
 
 @cache

@@ -24,7 +24,7 @@ from einops_fast.einsum import fast_einsum, plan_call
 from einops_fast.errors import EinsumError
 from einops_fast.observing.observers import active, observed
 from einops_fast.patching.function_body import FunctionBody
-from einops_fast.patching.small_calls import SmallCalls, leave_to_loops, own_loops
+from einops_fast.patching.small_calls import SmallCalls, own_loops
 from einops_fast.planning.notation import bind_sizes, parse
 from einops_fast.planning.plan import compile_plan
 from einops_fast.planning.steps import Native
@@ -180,8 +180,6 @@ def _call(name: str, native: Callable[..., Any], operands: Sequence[Any], option
         if like is not None:
             like = _unless_seen(like) if name == "torch" else like
             remember_alike((name, equation, not asks), like, run, arrays)
-        if plain and loops is not None and _is_native(run, loops):
-            leave_to_loops(equation, arrays)
     if _is_native(run, native):
         return run(*arrays, **options)
     if not plain and _is_native(run, loops) and (out is None or all(array.dtype == out.dtype for array in arrays)):

@@ -1,8 +1,7 @@
 """Calls of NumPy's einsum that are left to its own loops at once, because nothing is faster.
 
-The operands are so small that looking up a plan and calling BLAS takes longer than the loops, or a plan was made for
-operands like these and it is the loops. :func:`loops_suffice` is the one place that decides. It says no while there is
-an observer, which sees every call.
+The operands are so small that looking up a plan and calling BLAS takes longer than the loops. :func:`loops_suffice` is
+the one place that decides. It says no while there is an observer, which sees every call.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from einops_fast.observing.observers import observed
 from einops_fast.patching.function_body import FunctionBody
 from einops_fast.runtime import tracing
 from einops_fast.runtime.limits import limit_now
-from einops_fast.runtime.plan_cache import LIMIT, emptied_with_plans, keep
+from einops_fast.runtime.plan_cache import emptied_with_plans, keep
 
 E = TypeVar("E", bound=Callable[..., Any])
 
@@ -30,7 +29,6 @@ class _Rule(NamedTuple):
     second: int
     most: int  # elements of either of these, of real numbers
     most_complex: int  # the same of other numbers
-    left: set[Hashable]  # sizes, dtypes and strides of two larger operands for which the plan is the loops
 
 
 _ALONE = 1 << 62, 1 << 62
@@ -138,9 +136,9 @@ def loops_suffice(operands: Sequence[Any]) -> bool:
             key = len(operands)
         # Written out: each call that is made here takes 2% of a small einsum.
         try:
-            first, second, most, most_complex, left = _rules[key]
+            first, second, most, most_complex = _rules[key]
         except KeyError:
-            first, second, most, most_complex, left = _learn(key)
+            first, second, most, most_complex = _learn(key)
         one, other = operands[first], operands[second]
         size, other_size, dtype = one.size, other.size, one.dtype
         # Of an empty array the loops take a diagonal that isn't there: they miss that a label has another size, too.
@@ -151,23 +149,9 @@ def loops_suffice(operands: Sequence[Any]) -> bool:
             # There are none of other packages' dtypes, some of which have no number.
             of_numpy = 0 <= number < FIRST_OF_OTHERS > other.dtype.num >= 0
             return of_numpy and size <= most_complex >= other_size  # type: ignore[no-any-return]
-        if left and len(operands) == 3:
-            _, one, other = operands
-            return (one.size, other.size, one.dtype, other.dtype, one.strides, other.strides) in left
         return False
     except (AttributeError, IndexError, TypeError):  # operands that aren't arrays, or too few of them
         return False
-
-
-def leave_to_loops(equation: str, arrays: Sequence[Any]) -> None:
-    """Have calls with arrays like these go to the loops at once, which are all that their plan does."""
-    if len(arrays) == 2 and equation in _rules:
-        left = _rules[equation].left
-        if len(left) >= LIMIT:
-            left.clear()
-        one, other = arrays
-        # Shapes take longer to ask for than sizes, which tell as much: strides do of all axes but the first.
-        left.add((one.size, other.size, one.dtype, other.dtype, one.strides, other.strides))
 
 
 def own_loops(native: Callable[..., Any]) -> Callable[..., Any] | None:
@@ -179,9 +163,9 @@ def own_loops(native: Callable[..., Any]) -> Callable[..., Any] | None:
 def _learn(key: str | int) -> _Rule:
     """Return the rule for an equation, or for a count of operands and lists, and keep it if nobody observes."""
     if observed():
-        return _Rule(0, 0, *_NEVER, set())
+        return _Rule(0, 0, *_NEVER)
     first, second, most = _of_equation(key) if isinstance(key, str) else _of_lists(key)
-    rule = _Rule(first, second, *most, set())
+    rule = _Rule(first, second, *most)
     keep(_rules, key, rule)
     return rule
 

@@ -24,9 +24,6 @@ from einops_fast.runtime.tuning import current_mode
 #: Types of devices on which our operator is called.
 _WITH_OPERATOR = ("cuda",)
 
-_MOST_REORDERED = 4
-"""Operands whose pairs are looked at in all orders, if their sizes aren't known."""
-
 # The sizes of each operand; ``None`` for those that aren't known while tracing.
 _Shapes = tuple[tuple[int | None, ...], ...]
 
@@ -202,14 +199,10 @@ def _computed_in(terms: Sequence[str], output: str, kind: str, dtypes: tuple[str
     autocast = import_module("einops_fast.backends.torch.autocast")
     if autocast.autocast_dtype(kind) is None:
         return dtypes[0] if len(set(dtypes)) == 1 else None
-    known, count = _known(shapes), len(terms)
-    if known is None and count > _MOST_REORDERED:
-        return None
-    paths = (
-        autocast.every_path(count) if known is None else [autocast.torch_path(f"{','.join(terms)}->{output}", known)]
-    )
+    orders = len(terms) > 2 and _known(shapes) is None  # of which torch chooses one by the sizes
+    path = None if orders else autocast.torch_path(f"{','.join(terms)}->{output}", shapes)
     ones = [[size == 1 for size in shape] for shape in shapes]
-    found: str | None = autocast.whole_dtype(terms, output, ones, dtypes, paths, kind)
+    found: str | None = autocast.whole_dtype(terms, output, ones, dtypes, path, kind)
     return found
 
 

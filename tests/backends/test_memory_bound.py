@@ -74,7 +74,7 @@ def test_the_one_step(case: Any, dtype: Any, holds: Any) -> None:
     assert holds(step), step
 
 
-@pytest.mark.parametrize("dtype", ["float64", "complex128"])
+@pytest.mark.parametrize("dtype", ["float64", "complex64", "complex128"])
 @pytest.mark.parametrize(
     ("equation", "shape"), [("ij,ij->", (700, 700)), ("bij,bij->", (33, 128, 128)), ("i,i->", (9,))]
 )

@@ -60,12 +60,6 @@ def test_step_and_values(call: Any, step: str) -> None:
     np.testing.assert_allclose(fast_einsum(equation, *arrays), np.einsum(equation, *arrays), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("dtype", ["D", "F"])
-def test_a_single_complex_dot_product_is_blas(dtype: str) -> None:
-    arrays = operands("n,n->", dtype, 1)
-    assert [type(each).__name__ for each in explain("n,n->", *arrays).plan.steps] == ["Gemm"]
-
-
 def test_arrays_are_alike() -> None:
     backend = get_backend("numpy")
     a, b = np.ones((2, 3)), np.ones((3, 4))

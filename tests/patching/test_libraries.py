@@ -38,11 +38,6 @@ def test_opt_einsum_finds_us_by_name(arrays: Any) -> None:
     check(lambda: contract("aij,ajk,k->ia", *each, backend="einops_fast"), expected=result)
 
 
-def test_an_expression_of_opt_einsum_finds_us_by_name() -> None:
-    expression = pytest.importorskip("opt_einsum").contract_expression(CHAIN, *[array.shape for array in ARRAYS])
-    check(lambda: expression(*TENSORS, backend="einops_fast"))
-
-
 @BOTH
 def test_cotengra_finds_us_by_name(arrays: Any) -> None:
     einsum = pytest.importorskip("cotengra").einsum

@@ -8,7 +8,6 @@ from importlib import import_module
 from importlib.util import find_spec
 
 import numpy as np
-import opt_einsum
 import pytest
 from patches import MODULES, NUMPY_NATIVE, random_arrays, runs_ours
 from python_process import run_python
@@ -27,10 +26,25 @@ def test_the_function_stays_the_same_object_and_runs_ours(home):
     natives = [module.einsum for module in modules]
     assert not runs_ours(module)
     patch(name)
+    patch(name, name)
     assert [module.einsum for module in modules] == natives
     assert all(runs_ours(module, einsum) for einsum in natives)  # references from before too
-    unpatch(name)
-    assert [module.einsum for module in modules] == natives
+    for _ in range(2):
+        unpatch(name)
+        assert [module.einsum for module in modules] == natives
+        assert not runs_ours(module)
+
+
+def test_the_switch_and_nested_blocks_do_not_cut_each_other_short(home):
+    name, module = home
+    with patched(name):
+        with patched(name):
+            patch(name)
+        assert runs_ours(module)
+    assert runs_ours(module)
+    with patched(name):
+        unpatch(name)
+        assert runs_ours(module)
     assert not runs_ours(module)
 
 
@@ -46,35 +60,6 @@ def test_looks_like_the_native_function(home):
         if name != "mxnet":
             assert pickle.loads(pickle.dumps(einsum)) is einsum
     assert (inspect.signature(einsum), inspect.getsource(einsum)) == (signature, source)
-
-
-def test_patching_twice_is_patching_once(home):
-    name, module = home
-    patch(name)
-    patch(name, name)
-    assert runs_ours(module)
-    for _ in range(2):
-        unpatch(name)
-        assert not runs_ours(module)
-
-
-def test_blocks_nest(home):
-    name, module = home
-    with patched(name):
-        with patched(name):
-            assert runs_ours(module)
-        assert runs_ours(module)
-    assert not runs_ours(module)
-
-
-def test_the_switch_and_the_blocks_do_not_cut_each_other_short():
-    with patched("numpy"):
-        patch("numpy")
-    assert runs_ours(np)
-    with patched("numpy"):
-        unpatch("numpy")
-        assert runs_ours(np)
-    assert not runs_ours(np)
 
 
 def test_without_names_all_imported_frameworks(home):
@@ -185,25 +170,6 @@ def test_computes_without_the_native_function(calls):
     assert not native_calls
 
 
-def test_computes_without_the_native_function_in_torch(torch, calls):
-    native_calls = calls(torch)
-    a, b, c = torch.rand(2, 4, 3), torch.rand(2, 3, 5), torch.rand(2, 5, 6)
-    with patched("torch"):
-        for _ in range(2):
-            torch.testing.assert_close(torch.einsum("bij,bjk->bki", a, b), (a @ b).mT)
-            torch.testing.assert_close(torch.einsum("bij,bjk->bki", [a, b]), (a @ b).mT)
-            torch.testing.assert_close(torch.einsum(a, [..., 0, 1], b, [..., 1, 2], [..., 2, 0]), (a @ b).mT)
-        torch.testing.assert_close(opt_einsum.contract("bij,bjk,bkl->bil", a, b, c), a @ b @ c)
-    assert not native_calls
-
-
-def test_differentiates(torch):
-    a, b = torch.rand(4, 3, requires_grad=True), torch.rand(3, 5)
-    with patched("torch"):
-        torch.einsum("ij,jk->ki", a, b).sum().backward()
-    torch.testing.assert_close(a.grad, b.sum(1).expand(4, 3))
-
-
 def test_reads_letters_only():
     with patched("numpy"):
         # As words it would be a product of two matrices.
@@ -239,15 +205,6 @@ def test_options_of_numpy(options):
             assert result.dtype == expected.dtype
             if "order" in options:
                 assert result.flags.f_contiguous == expected.flags.f_contiguous
-
-
-@pytest.mark.parametrize("dtype", ["float64", "float32", "complex128"])
-def test_out_of_numpy(dtype):
-    a, b = (array.astype("float32") for array in random_arrays((4, 3), (3, 5)))
-    out = np.zeros((5, 4), dtype).T
-    with patched("numpy"):
-        assert np.einsum("ij,jk->ik", a, b, out=out) is out
-    np.testing.assert_allclose(out, a @ b, rtol=1e-5)
 
 
 def test_out_may_be_an_operand():

@@ -126,20 +126,6 @@ def test_modes_see_the_function_that_callers_hold(taken: str, called: str) -> No
     assert seen == [True, False] * 4 + [False, True] * 2
 
 
-def test_torch_lists_the_function_as_one_that_can_be_overridden() -> None:
-    with patched("torch", "torch.sdpa"):
-        assert torch.einsum in torch.overrides.get_testing_overrides()
-        assert torch.einsum in torch.overrides.get_overridable_functions()[torch.functional]
-        assert functional.scaled_dot_product_attention in torch.overrides.get_testing_overrides()
-
-
-def test_symbolic_tracing_by_fx_records_the_function() -> None:
-    with patched("torch"):
-        graph = torch.fx.symbolic_trace(lambda a, b: torch.einsum("ij,jk->ik", a, b))
-        assert torch.einsum in [node.target for node in graph.graph.nodes]
-        torch.testing.assert_close(graph(torch.ones(A), torch.ones(B)), torch.ones(A) @ torch.ones(B))
-
-
 @pytest.mark.parametrize("pickled", TIMES)
 @pytest.mark.parametrize("loaded", TIMES)
 def test_pickles(pickled: str, loaded: str) -> None:

@@ -97,29 +97,7 @@ def test_others_are_planned(operands: Any, plans: Any) -> None:
     assert plans
 
 
-@pytest.mark.parametrize("side", [2, 16])
-def test_products_as_small_as_matrices_of_16_rows_are_the_loops(side: int) -> None:
-    assert small_calls.loops_suffice(("ij,jk->ik", *[np.ones((side, side))] * 2))
-
-
 STACK = ("nij,nj->ni", np.ones((1000, 4, 4)), np.ones((1000, 4)))
-
-
-def test_calls_whose_plan_is_the_loops_go_there_at_once(plans: Any) -> None:
-    assert not small_calls.loops_suffice(STACK)
-    with patched("numpy"):
-        wanted = np.einsum(*STACK)
-        assert plans
-        plans.clear()
-        assert small_calls.loops_suffice(STACK)
-        np.testing.assert_array_equal(np.einsum(*STACK), wanted)
-        np.testing.assert_array_equal(np.einsum(*STACK, optimize=True), wanted)
-        assert not plans
-        a, b = STACK[1:]
-        for other in (a.transpose(0, 2, 1), a.astype("f4"), a[:999], a[:, :3], a.tolist()):
-            assert not small_calls.loops_suffice((STACK[0], other, b[: len(other)]))
-        with profile():
-            assert not small_calls.loops_suffice(STACK)
 
 
 @pytest.mark.parametrize(

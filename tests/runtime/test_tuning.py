@@ -4,7 +4,7 @@ import pytest
 from python_process import run_python
 
 from einops_fast import EinsumError, autotune
-from einops_fast.runtime.tuning import MODES, current_mode
+from einops_fast.runtime.tuning import current_mode
 
 
 def _default(value, script="print(current_mode())"):
@@ -42,11 +42,6 @@ with einops_fast.autotune('never'):
     words = "is one of 'auto', 'wait', 'never', 'always' and 'reproducible', not 'Never'"
     of_environment, of_argument = f"EINOPS_FAST_AUTOTUNE {words}", f"the mode of autotune {words}"
     assert _default("Never", script).splitlines() == [of_environment] * 2 + ["3.0", of_argument, "never"]
-
-
-def test_an_argument_overrules_a_block():
-    with autotune("never"):
-        assert [current_mode(mode) for mode in (None, *MODES)] == ["never", *MODES]
 
 
 @pytest.mark.parametrize("mode", ["sometimes", "", "AUTO", None, True])

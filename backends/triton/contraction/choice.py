@@ -14,7 +14,7 @@ from typing import Any
 
 from einops_fast.backends.gpus import gpu_ceilings
 from einops_fast.backends.memory import Memory
-from einops_fast.backends.triton.contraction.library import Candidate, LibraryCalls, LibraryCandidate, Run
+from einops_fast.backends.triton.contraction.library import Candidate, LibraryCandidate, Run
 from einops_fast.backends.triton_support import circumstances, interpreted
 from einops_fast.planning.chains import products
 from einops_fast.planning.cost import step_costs
@@ -47,8 +47,8 @@ def _small(step: Fused) -> bool:
 class Choice:
     """A fused step that finds out, when it is run, how to be run.
 
-    ``calls`` are the same by library calls, and ``others`` finds further ways to make these. What calls begin with is
-    ``at_once``, the framework's own einsum for all of the step, where there is one; ``chosen`` is the way for good.
+    ``calls`` are the same by library calls. What calls begin with is ``at_once``, the framework's own einsum for all of
+    the step, where there is one; ``chosen`` is the way for good.
     """
 
     def __init__(
@@ -58,11 +58,10 @@ class Choice:
         memory: Memory,
         precision: str,
         mode: str,
-        others: Callable[[Fused], Iterable[LibraryCalls]] = lambda step: (),
     ) -> None:
         self.step, self.memory = step, memory
         self.calls = self.placed(calls)
-        self.precision, self.mode, self.others = precision, mode, others
+        self.precision, self.mode = precision, mode
         self.chosen: Candidate | None = None
         self.at_once: Run | None = None
         # By whether addresses are aligned.
@@ -162,9 +161,11 @@ class StepProblem(Problem[Candidate]):
         self._ways: dict[str, Candidate] = {}
         self._layouts = [memory.layout(operand) for operand in operands]
         self.kind = _kind(self.step), self.dtype, self.precision, device
-        self._by_calls = self._by_library(LibraryCalls("library", choice.calls))
-        at_once = choice.at_once
-        self.library = self._by_calls if at_once is None else self._by_library(LibraryCalls("library einsum", at_once))
+        self.library = self._by_library("library", choice.calls)
+        self.libraries = [self.library]
+        if choice.at_once is not None:
+            self.library = self._by_library("library einsum", choice.at_once)
+            self.libraries.insert(0, self.library)
         # Whoever asks it waits, for as long as it takes.
         self.chooser = Chooser[Candidate]("wait" if self.mode == "auto" else self.mode)
 
@@ -173,16 +174,8 @@ class StepProblem(Problem[Candidate]):
         """What runs calls while nothing waits."""
         return Tiers(self, self._keep)
 
-    @cached_property
-    def libraries(self) -> list[Candidate]:
-        """The ways to make the library's calls."""
-        others = self._choice.others(self.step)
-        placed = [each._replace(run=self._choice.placed(each.run)) for each in others]
-        first = [self.library] if self.library is self._by_calls else [self.library, self._by_calls]
-        return [*first, *map(self._by_library, placed)]
-
-    def _by_library(self, calls: LibraryCalls) -> Candidate:
-        return LibraryCandidate(calls, self.step, self.dtype, self.on)
+    def _by_library(self, name: str, calls: Run) -> Candidate:
+        return LibraryCandidate(name, calls, self.step, self.dtype, self.on)
 
     def _keep(self, way: Candidate, run: Run) -> None:
         self._ways = {}  # the others are free to go
@@ -214,7 +207,7 @@ class StepProblem(Problem[Candidate]):
         from einops_fast.backends.triton.contraction.candidates import near
 
         with self.memory.on_device(self.device):
-            ways = [way for way in near(self) if not way.compiles_late]
+            ways = near(self)
         self._ways = {way.name: way for way in ways if self._aligned or not way.in_boxes}
         return list(self._ways)
 

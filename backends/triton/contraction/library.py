@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 from einops_fast.backends.memory import Memory
 from einops_fast.planning.cost import ITEM_SIZES, Ceilings, step_costs
@@ -25,7 +25,6 @@ class Candidate:
     in_order: bool
     kind: object = None
     in_boxes = False
-    compiles_late = False
 
     def launches(self, aligned: bool = True) -> Sequence[Any]:
         """The kernels of ours that it queues, for operands at aligned addresses or at any."""
@@ -41,24 +40,13 @@ class Candidate:
         raise NotImplementedError
 
 
-class LibraryCalls(NamedTuple):
-    """A way to run a step by the framework's own calls, whose name is stable.
-
-    The result is ``in_order`` if it lies as users of the framework are used to. If a first call compiles kernels, it
-    ``compiles_late``, and isn't for calls that mustn't wait.
-    """
-
-    name: str
-    run: Run
-    in_order: bool = True
-    compiles_late: bool = False
-
-
 class LibraryCandidate(Candidate):
     """The framework's own calls."""
 
-    def __init__(self, calls: LibraryCalls, step: Fused, dtype: str, on: Ceilings) -> None:
-        self.name, self._run, self.in_order, self.compiles_late = calls
+    in_order = True
+
+    def __init__(self, name: str, calls: Run, step: Fused, dtype: str, on: Ceilings) -> None:
+        self.name, self._run = name, calls
         operands = [prod(loop.size for loop in step.loops if loop.strides[at]) for at in range(len(step.reads))]
         self.seconds = sum(cost.seconds for cost in step_costs(step.library, operands, dtype, on))
         # An activation, and rows with gaps between them, are passes of their own.

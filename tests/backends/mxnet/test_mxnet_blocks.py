@@ -233,18 +233,3 @@ def test_calls_between_calls_that_are_alike() -> None:
             assert host(found).dtype == expected.dtype
     with pytest.raises(OperandError, match="two dtypes"):
         fast_einsum("ij,jk->ik", square, wide.astype("float64"))
-
-
-def test_patched() -> None:
-    equation = "bind,bjnd->bnij"
-    values = [numbers(*shape) for shape in shapes_of(equation)]
-    operands = [mnp.array(value) for value in values]
-    native = mnp.einsum
-    with patched("mxnet"):
-        assert mnp.einsum.__wrapped__
-        check(mnp.einsum(equation, *operands), np.einsum(equation, *values), "float32")
-        block = Block(lambda *arguments: mnp.einsum(*arguments), equation)
-        block.hybridize()
-        check(block(*operands), np.einsum(equation, *values), "float32")
-    assert mnp.einsum is native
-    assert not hasattr(native, "__wrapped__")

@@ -10,17 +10,18 @@ from typing import Any
 import pytest
 import torch
 from families import Family, everywhere
-from fused_steps import fused_step
+from fused_steps import ON, fused_step
 from kernel_tensors import MEMORY
 
 from einops_fast import fast_einsum
-from einops_fast.backends.torch.einsum.libraries import CopyingByKernel
 from einops_fast.backends.triton.contraction.boxes.tiles import BoxTiling
+from einops_fast.backends.triton.contraction.candidates import kernel_candidates
 from einops_fast.backends.triton.contraction.chain.kernel import ChainTiling
 from einops_fast.backends.triton.contraction.loops.kernel import ReductionTiling
 from einops_fast.backends.triton.contraction.pointers.kernel import ContractionTiling
 from einops_fast.backends.triton.contraction.threads.tiles import FmaTiling
 from einops_fast.planning.cost import ITEM_SIZES, is_integer
+from einops_fast.planning.steps import Fused, Loop
 
 LIMIT = 1 << 31
 SLICE = 1 << 26
@@ -155,7 +156,10 @@ def test_values(name: str) -> None:
 )
 def test_permuted_copies(shape: tuple[int, ...], axes: tuple[int, ...], dtype: str) -> None:
     array = numbers(shape, dtype).permute(axes)
-    copy = CopyingByKernel().contiguous(array)
+    labels = "ijk"[: len(shape)]
+    loops = tuple(map(Loop, labels, array.shape, [(stride,) for stride in array.stride()], [True] * len(shape)))
+    step = Fused((0,), labels, tuple(array.shape), loops, False, ())
+    copy = kernel_candidates(step, dtype, ON)[0].run(MEMORY, 0)(array)
     assert copy.is_contiguous()
     for start, size in slices(array.shape[0], array[0].numel()):
         assert torch.equal(copy.narrow(0, start, size), array.narrow(0, start, size)), start

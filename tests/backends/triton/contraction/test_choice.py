@@ -12,7 +12,7 @@ from einops_fast.backends.memory import Memory
 from einops_fast.backends.triton.contraction import candidates as module
 from einops_fast.backends.triton.contraction import choice as choice_module
 from einops_fast.backends.triton.contraction.choice import Choice, chosen_run
-from einops_fast.backends.triton.contraction.library import Candidate, LibraryCalls
+from einops_fast.backends.triton.contraction.library import Candidate
 from einops_fast.planning.epilogue import Epilogue
 from einops_fast.planning.steps import Fused, Loop
 from einops_fast.runtime import disk_cache, tiers
@@ -67,14 +67,12 @@ def memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> TimedMemory:
 
 @pytest.fixture
 def offer(monkeypatch: pytest.MonkeyPatch, memory: TimedMemory) -> Callable[..., Choice]:
-    def make(*kernels: Way, library: Way, mode: str = "wait", step: Fused = STEP, others: Sequence[Way] = ()) -> Choice:
+    def make(*kernels: Way, library: Way, mode: str = "wait", step: Fused = STEP) -> Choice:
         clear_plans()  # each choice as in a process of its own
-        libraries = {way.name: way for way in (library, *others)}
         monkeypatch.setattr(module, "kernel_candidates", lambda *_: sorted(kernels, key=lambda way: way.seconds))
         monkeypatch.setattr(module, "kernel_candidate", lambda name, *_: {way.name: way for way in kernels}.get(name))
-        monkeypatch.setattr(choice_module, "LibraryCandidate", lambda calls, *_: libraries[calls.name])
-        further = [LibraryCalls(way.name, way.run(memory, 0)) for way in others]
-        return Choice(step, library.run(memory, 0), memory, "ieee", mode, lambda _: further)
+        monkeypatch.setattr(choice_module, "LibraryCandidate", lambda *_: library)
+        return Choice(step, library.run(memory, 0), memory, "ieee", mode)
 
     return make
 
@@ -96,15 +94,6 @@ def test_the_fastest_is_chosen_by_measurement_and_kept_on_disk(offer: Any, memor
     (entry,) = disk_cache.entries()
     assert entry.record["choice"] == "two"
     assert entry.record["candidates"] == {"broken": None, "one": 9, "two": 5, "library": 7}
-
-
-def test_the_library_may_be_called_in_other_ways(offer: Any, memory: TimedMemory) -> None:
-    others = Way("library on copies by a kernel", 10, 3), Way("library the other way round", 10, 4)
-    choose = offer(Way("one", 10, 9), library=library(10, 7), others=others)
-    assert choose("array")[0] == others[0].name
-    memory.captured = True
-    late = offer(Way("one", 10, 9), library=library(10, 7), others=others)
-    assert late("array")[0] == "library"
 
 
 def test_a_device_that_slows_down_is_no_disadvantage(

@@ -4,13 +4,12 @@ import random
 import zlib
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import permutations
 from typing import Any
 
 import pytest
 import torch
 from fused_steps import COMPLEX, KERNEL_DTYPES, ON, fused_step
-from kernel_problems import CHAINS, FACTORED, LAYOUTS, LOOPS, MATRICES, check, problems, sliced
+from kernel_problems import CHAINS, FACTORED, LAYOUTS, LOOPS, MATRICES, check, problems
 from kernel_tensors import DEVICE, MEMORY, Poisoned, decided, randn, randoms
 
 from einops_fast import autotune, fast_einsum
@@ -160,35 +159,6 @@ def test_precision_of_float32_is_what_was_asked_for(precision: str) -> None:
     error = ((way.run(MEMORY, 0)(left, right).double() - expected).norm() / expected.norm()).item()
     low, high = {"ieee": (0.0, 1e-6), "tf32": (1e-4, 2e-3), "tf32x3": (0.0, 5e-6)}[precision]
     assert low <= error <= high
-
-
-def test_copies_for_the_library_are_right() -> None:
-    from einops_fast.backends.torch.einsum.libraries import CopyingByKernel
-
-    copying = CopyingByKernel()
-    for order in permutations(range(3)):
-        array = randn(9, 20, 33, dtype="float16").permute(order)
-        for each in (array, sliced(array), array[:1].expand(4, *array.shape[1:])):
-            copy = copying.contiguous(each)
-            assert copy.is_contiguous()
-            assert torch.equal(copy, each)
-
-
-@pytest.mark.parametrize(
-    ("equation", "single"),
-    [(each, True) for each in ("ij,jk->ik", "ji,jk->ki", "ijk,kl->lij", "ai,bi->ba")]
-    + [(each, False) for each in ("bij,bjk->bik", "ij,j->i")],
-)
-def test_single_products_the_other_way_round_are_right(equation: str, single: bool) -> None:
-    from einops_fast.backends.torch.einsum.libraries import TurningSingles, has_single
-
-    sizes = dict(zip("ijklab", (40, 30, 50, 70, 90, 60), strict=True))
-    operands = randoms([tuple(sizes[label] for label in term) for term in equation.split("->")[0].split(",")])
-    step = fused_step(equation, operands)
-    assert has_single(step) == single
-    if single:
-        found = TurningSingles().library(step)(*operands)
-        torch.testing.assert_close(found, torch.einsum(equation, *operands), rtol=1e-5, atol=1e-4)
 
 
 def test_thin_products_are_tried_as_loops() -> None:
