@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
-from math import hypot, isfinite, log
-from typing import Any, NamedTuple
+from math import hypot, log
+from typing import NamedTuple
 
-from einops_fast._version import __version__
-from einops_fast.backends.gpu_driver import GpuProperties, driver_version, gpu_properties
+from einops_fast.backends.gpu_driver import GpuProperties, gpu_properties
+from einops_fast.backends.gpu_rates import MEASURED_DTYPES, Rates, recall_rates
 from einops_fast.planning.cost import Ceilings
-from einops_fast.runtime import disk_cache
 from einops_fast.runtime.tuning import is_reproducible
-
-MEASURED_DTYPES = ("bfloat16", "float16", "tf32", "float32", "float64")
-"""Of matrix products; ``'tf32'`` is float32 by tensor cores."""
 
 # What the driver says of a device, and as measured by hand: bytes per second of a copy, and FLOP/s of products in
 # bfloat16 and float16, in float32, and in float64.
@@ -26,19 +19,6 @@ _GPUS = (
     (GpuProperties("H100", (9, 0), 132, 1.98e9, 2.619e9, 5120, 50 << 20), 3.0e12, 7.0e14, 5.0e13, 5.0e13),
     (GpuProperties("A100", (8, 0), 108, 1.41e9, 1.215e9, 5120, 40 << 20), 1.4e12, 2.5e14, 1.9e13, 1.8e13),
 )
-
-
-@dataclass(frozen=True)
-class Rates:
-    """What a GPU reaches."""
-
-    bandwidth: float  # bytes per second of a copy, reads and writes counted
-    # FLOP/s of a large matrix product, by those of `MEASURED_DTYPES` that are known
-    flops: Mapping[str, float] = field(hash=False)
-    call: float  # seconds of the device's from one short kernel in a queue to the next
-    again: float  # seconds that the host takes for a library call
-    units: int
-    date: str = ""  # on which this was measured; empty where it is from a table
 
 
 class Told(NamedTuple):
@@ -118,27 +98,3 @@ def _rates(of: GpuProperties, bandwidth: float, half: float, single: float, doub
     flops = dict(zip(MEASURED_DTYPES, (half, half, half / 2, single, double), strict=True))
     # A loop of small GEMMs is bound by what the host needs to launch one.
     return Rates(bandwidth, flops, 4e-6, 1e-5, of.multiprocessors)
-
-
-def _key(name: str) -> dict[str, Any]:
-    versions = {"einops_fast": __version__}
-    with suppress(PackageNotFoundError):
-        versions["torch"] = version("torch")
-    return {"problem": "rates of the device", "device": name, "driver": driver_version(), "versions": versions}
-
-
-def recall_rates(name: str) -> Rates | None:
-    """Return what was measured of a device with this driver and these libraries, by whichever process."""
-    record = disk_cache.read(_key(name))
-    # Whoever wrote it may have written anything.
-    with suppress(TypeError, KeyError, AttributeError):
-        rates = Rates(**record or {})
-        numbers = [rates.bandwidth, rates.call, rates.again, rates.units, *rates.flops.values()]
-        if all(isfinite(each) and each > 0 for each in numbers):
-            return rates
-    return None
-
-
-def keep_rates(name: str, rates: Rates) -> None:
-    """Write down what was measured, for the processes to come."""
-    disk_cache.write(_key(name), asdict(rates))

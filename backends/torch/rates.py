@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from einops_fast.backends.clock import DeviceClock
-from einops_fast.backends.gpus import MEASURED_DTYPES, Rates, keep_rates
+from einops_fast.backends.gpu_rates import MEASURED_DTYPES, Rates, keep_rates
 from einops_fast.backends.memory import Memory
 from einops_fast.backends.torch.memory import TorchMemory
 

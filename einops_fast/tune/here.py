@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from einops_fast.backends.gpus import recall_rates
+from einops_fast.backends.gpu_rates import recall_rates
 from einops_fast.observing.calls import Called
 from einops_fast.runtime import background
 from einops_fast.runtime.tiers import settle_all

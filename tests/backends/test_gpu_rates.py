@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from einops_fast import autotune, cli
-from einops_fast.backends import gpus
+from einops_fast.backends import gpu_rates, gpus
 from einops_fast.backends.gpu_driver import GpuProperties
-from einops_fast.backends.gpus import Rates, gpu_ceilings, keep_rates, recall_rates, told_rates
+from einops_fast.backends.gpu_rates import Rates, keep_rates, recall_rates
+from einops_fast.backends.gpus import gpu_ceilings, told_rates
 
 LAPTOP = GpuProperties("GPU of a laptop", (8, 9), 20, 1.2e9, 3e9, 128, 24 << 20)
 FAST = GpuProperties("GPU to come", (11, 0), 160, 2.0e9, 4e9, 8192, 128 << 20)
@@ -60,7 +61,7 @@ def test_rates_follow_from_the_times_of_copies_and_products(monkeypatch: pytest.
         torch.backends.cuda.matmul.allow_tf32 = as_set
     assert torch.equal(torch.get_rng_state(), drawn)
     assert rates.bandwidth == pytest.approx(2 * (64 << 20) / 1e-3)
-    assert rates.flops == pytest.approx(dict.fromkeys(gpus.MEASURED_DTYPES, 2 * 512**3 / 1e-3))
+    assert rates.flops == pytest.approx(dict.fromkeys(gpu_rates.MEASURED_DTYPES, 2 * 512**3 / 1e-3))
     assert (rates.call, rates.units) == pytest.approx((1e-3 / 4, 100))
     assert rates.again > 0
 
@@ -84,9 +85,9 @@ def test_rates_are_kept_for_the_next_process() -> None:
 @pytest.mark.parametrize("wrong", [{}, {"bandwidth": "much"}, {"flops": None}, {"call": -1.0}, {"more": 1}])
 def test_what_is_on_disk_may_be_anything(wrong: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     record = {"bandwidth": 1e12, "flops": {"float32": 1e13}, "call": 1e-6, "again": 1e-6, "units": 9, "date": ""}
-    monkeypatch.setattr(gpus.disk_cache, "read", lambda key: record)
+    monkeypatch.setattr(gpu_rates.disk_cache, "read", lambda key: record)
     assert recall_rates("a GPU") is not None
-    monkeypatch.setattr(gpus.disk_cache, "read", lambda key: record | wrong if wrong else None)
+    monkeypatch.setattr(gpu_rates.disk_cache, "read", lambda key: record | wrong if wrong else None)
     assert recall_rates("a GPU") is None
 
 
