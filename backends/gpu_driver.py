@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import re
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
+
+_RELAXED = 2
+"""The mode of a thread whose calls are no concern of graphs that other threads capture."""
 
 
 class GpuProperties(NamedTuple):
@@ -78,6 +82,18 @@ def _properties(driver: Any, number: int) -> GpuProperties:
         bus=attribute(37),
         cache=attribute(38),
     )
+
+
+@contextmanager
+def unbound_from_captures() -> Iterator[None]:
+    """While this is open, calls of this thread can't spoil a graph that another thread captures."""
+    mode = ctypes.c_int(_RELAXED)
+    exchange = _library().cuThreadExchangeStreamCaptureMode
+    exchange(ctypes.byref(mode))
+    try:
+        yield
+    finally:
+        exchange(ctypes.byref(mode))
 
 
 @cache

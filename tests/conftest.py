@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from quick_interpreter import hurry
 
+from einops_fast.backends import gpu_rates
 from einops_fast.runtime import new_shapes, tiers
 
 # "ci" tries the same examples on every run, so that a red run can be repeated; "long" goes looking for new
@@ -121,6 +122,12 @@ def nothing_is_left_undecided() -> Iterator[None]:
     """No test settles what calls of another one have begun, perhaps on a GPU that was pretended."""
     yield
     tiers._undecided.clear()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def rates_of_gpus_when_they_are_asked_for() -> None:
+    """No test's memory or time is that of a measurement beside it."""
+    gpu_rates._START = 3600.0
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -15,6 +15,7 @@ from einops_fast.backends.triton_support import why_unusable
 from einops_fast.dtypes import dtype_name
 from einops_fast.planning.cost import Ceilings
 from einops_fast.planning.target import Target
+from einops_fast.runtime.tuning import current_mode
 
 KERNEL_DTYPES = frozenset(
     {"float16", "bfloat16", "float32", "float64", "int8", "uint8", "int16", "int32", "int64", "complex64", "complex128"}
@@ -59,6 +60,10 @@ def target_of(
 def ceilings_of(device: Any, half: bool, threads: int, writes: bool) -> Ceilings:
     """Return the ceilings of a device."""
     if device.type == "cuda":
+        if current_mode() == "auto":
+            from einops_fast.backends.torch.rates import measure_when_idle
+
+            measure_when_idle(torch.cuda.current_device() if device.index is None else device.index)
         return gpu_ceilings(torch.cuda.get_device_name(device))
     # The meta device, too: a plan for arrays that don't exist is a plan for this CPU. oneDNN, which does the
     # half-precision products, takes longer to set each one up.

@@ -1,104 +1,127 @@
-"""Measure what a CUDA device reaches, by torch's own calls."""
+"""What a CUDA device reaches, measured by torch's own calls."""
 
 from __future__ import annotations
 
-import datetime
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
+from time import perf_counter, sleep
 from typing import Any
 
 import torch
 
-from einops_fast.backends.clock import DeviceClock
-from einops_fast.backends.gpu_rates import MEASURED_DTYPES, Rates, keep_rates
-from einops_fast.backends.memory import Memory
+from einops_fast.backends.gpu_driver import unbound_from_captures
+from einops_fast.backends.gpu_rates import AHEAD, Slice, keep_rates, measure_behind, measured_rates
+from einops_fast.backends.torch.backend import fp32_precision
 from einops_fast.backends.torch.memory import TorchMemory
+
+_cuda: Any = torch.cuda
 
 _SMALLEST, _LARGEST = 64 << 20, 512 << 20
 """Bytes of what is copied: twice the device's cache, if that is between these."""
 
-_EXTENTS = (512, 1024, 2048, 4096)
-"""Of square matrix products: the first that takes long enough is timed, or the last that there is room for."""
+_KILOHERTZ = 1_500_000
+"""Of a device's clock, where torch doesn't tell it."""
 
-_AIM = 5e-4
-"""Seconds that are long enough."""
+_SHARE = 16
+"""How many times as much memory as the slices take has to be free."""
 
-_SHORT_RUNS, _HOST_RUNS = 4, 64
-"""Of a short kernel, for the device's time and for the host's."""
-
-_SAMPLES = 10
-"""Times of each rate."""
-
-_AGREE = 1.1
-"""How much longer the second best time may be than the best: other work makes times longer, each by another amount."""
+_POLL, _TOO_LONG = 2e-4, 5.0
+"""Seconds between two looks whether a slice is over, and after which nobody looks any more."""
 
 
-class Disturbed(Exception):
-    """The device had other work while it was measured."""
+class TorchBench:
+    """One CUDA device; ``dtypes`` are those that torch multiplies in as it is set, and a copy moves ``copied`` bytes.
+
+    If it ``sets_precision``, torch's setting for float32 products, which holds for all threads, is changed meanwhile.
+    """
+
+    def __init__(self, number: int, sets_precision: bool = False) -> None:
+        properties = _cuda.get_device_properties(number)
+        self.name, self.units = torch.cuda.get_device_name(number), properties.multi_processor_count
+        self._device, self._sets_precision = torch.device("cuda", number), sets_precision
+        self._stream, self._default = _cuda.Stream(number), _cuda.default_stream(number)
+        size = min(max(2 * getattr(properties, "L2_cache_size", 0), _SMALLEST), _LARGEST)
+        self.copied, self._elements = 2 * size, size // 4
+        self._hertz = getattr(properties, "clock_rate", _KILOHERTZ) * 1e3
+        single = "tf32" if fp32_precision() == "tf32" else "float32"
+        self.dtypes = ("bfloat16", "float16", *(("tf32", "float32") if sets_precision else (single,)), "float64")
+
+    def idle(self) -> bool:
+        """Return whether the device is idle, and may be measured now."""
+        with unbound_from_captures():
+            free, _ = torch.cuda.mem_get_info(self._device)
+            calm = not torch.are_deterministic_algorithms_enabled() and TorchMemory().may_measure()
+            return calm and free > _SHARE * self.copied and bool(self._default.query())
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        as_set = torch.backends.cuda.matmul.allow_tf32 if self._sets_precision else None
+        with unbound_from_captures(), torch.cuda.device(self._device), torch.no_grad():
+            # Memory of the program's own stream, which gets it back when all slices are over.
+            self._source, self._target = (torch.empty(self._elements, device=self._device) for _ in range(2))
+            self._tiny = torch.zeros(3, 16, 16, dtype=torch.float32, device=self._device)
+            self._random = torch.Generator(self._device).manual_seed(0)
+            self._stream.wait_stream(self._default)
+            try:
+                with torch.cuda.stream(self._stream):
+                    yield
+            finally:
+                self._stream.synchronize()
+                del self._source, self._target, self._tiny
+                if as_set is not None:
+                    torch.backends.cuda.matmul.allow_tf32 = as_set
+
+    def copy(self) -> None:
+        self._target.copy_(self._source)
+
+    def product(self, dtype: str, extent: int) -> Callable[[], Any] | None:
+        """Return what queues a product of two square matrices; ``None`` where there is no room for them."""
+        if self._sets_precision:
+            torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
+        kind = torch.float32 if dtype == "tf32" else getattr(torch, dtype)
+        source, target = self._source.view(kind), self._target.view(kind)
+        size = extent * extent
+        if 2 * size > source.numel():
+            return None
+        # Of zeros, products take less power and so less time.
+        left, right = source[: 2 * size].uniform_(-1, 1, generator=self._random).view(2, extent, extent)
+        return partial(torch.mm, left, right, out=target[:size].view(extent, extent))
+
+    def short(self) -> None:
+        """Queue a library call that computes next to nothing."""
+        left, right, result = self._tiny
+        torch.mm(left, right, out=result)
+
+    def slice(self, run: Callable[[], Any], times: int) -> Slice:
+        """Queue other work and runs behind it, on a stream of their own, and wait until all is over."""
+        before, start, end = (_cuda.Event(enable_timing=True) for _ in range(3))
+        before.record()
+        began = perf_counter()
+        # One thread that counts: a program's kernels have all the rest. It is queued by a single call.
+        _cuda._sleep(int(AHEAD * self._hertz))
+        start.record()
+        middle = perf_counter()
+        for _ in range(times):
+            run()
+        queued = perf_counter()
+        end.record()
+        while not end.query():
+            if perf_counter() > began + _TOO_LONG:
+                raise TimeoutError
+            sleep(_POLL)
+        ahead, seconds = before.elapsed_time(start) / 1e3, start.elapsed_time(end) / 1e3
+        return Slice(ahead, seconds, queued - began, queued - middle, self._default.query())
 
 
 def measure_now(number: int) -> bool:
-    """Measure a device, and write down what was measured; return whether it could be, or other work disturbed it.
-
-    torch's setting for products of float32, which holds for all threads, is changed meanwhile.
-    """
-    as_set = torch.backends.cuda.matmul.allow_tf32
-    try:
-        with torch.cuda.device(number), torch.no_grad():
-            rates = measured_rates(torch.device("cuda", number), number, TorchMemory())
-    except Disturbed:
-        return False
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = as_set
-    keep_rates(torch.cuda.get_device_name(number), rates)
-    return True
+    """Measure a device, and write down what was measured; return whether it could be, or other work disturbed it."""
+    rates = measured_rates(TorchBench(number, sets_precision=True))
+    if rates is not None:
+        keep_rates(torch.cuda.get_device_name(number), rates)
+    return rates is not None
 
 
-def measured_rates(device: torch.device, number: int, memory: Memory) -> Rates:
-    """Return what a device, which is the current one, reaches."""
-    properties = torch.cuda.get_device_properties(number)
-    size = min(max(2 * getattr(properties, "L2_cache_size", 0), _SMALLEST), _LARGEST)
-    source, target = (torch.empty(size // 4, device=device) for _ in range(2))
-    random = torch.Generator(device).manual_seed(0)  # of its own: the program's numbers stay what they are
-
-    def product(dtype: str, extent: int) -> Callable[[], Any]:
-        torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
-        kind = _kind(dtype)
-        # Of zeros, products take less power and so less time.
-        factors = source.view(kind)[: 2 * extent**2].uniform_(-1, 1, generator=random)
-        left, right = factors.view(2, extent, extent)
-        return partial(torch.mm, left, right, out=target.view(kind)[: extent**2].view(extent, extent))
-
-    def flops(dtype: str) -> float:
-        for extent in _EXTENTS:
-            seconds = _least(product(dtype, extent), number, memory)
-            if seconds >= _AIM or 8 * extent**2 > source.view(_kind(dtype)).numel():  # no room for the next
-                break
-        return float(2 * extent**3 / seconds)
-
-    bandwidth = 2 * size / _least(partial(target.copy_, source), number, memory)
-    left, right, result = torch.zeros(3, 16, 16, device=device)
-    short = partial(torch.mm, left, right, out=result)
-    clock = DeviceClock(memory, number)
-    return Rates(
-        bandwidth,
-        {dtype: flops(dtype) for dtype in MEASURED_DTYPES},
-        _least(lambda: [short() for _ in range(_SHORT_RUNS)], number, memory) / _SHORT_RUNS,
-        min([clock.wall_seconds(short, _HOST_RUNS) for _ in range(_SAMPLES)]),
-        properties.multi_processor_count,
-        datetime.date.today().isoformat(),
-    )
-
-
-def _kind(dtype: str) -> torch.dtype:
-    kind: torch.dtype = getattr(torch, "float32" if dtype == "tf32" else dtype)
-    return kind
-
-
-def _least(run: Callable[[], Any], number: int, memory: Memory) -> float:
-    """Return the device's least time of a run, on which two of its times agree."""
-    run()  # the first run of anything loads its kernel
-    best, second, *_ = sorted(memory.seconds(run, number, _SAMPLES))
-    if second > _AGREE * best:
-        raise Disturbed
-    return best
+def measure_when_idle(number: int) -> None:
+    """Have a device measured behind the program's back, for the processes to come."""
+    measure_behind(torch.cuda.get_device_name(number), partial(TorchBench, number))

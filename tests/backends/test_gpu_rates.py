@@ -1,8 +1,10 @@
-"""What a GPU reaches is measured where that is asked for, and kept; until then the table counts."""
+"""What a GPU reaches is measured once, in short slices while it is idle, and kept; until then the table counts."""
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,17 +13,58 @@ import pytest
 from einops_fast import autotune, cli
 from einops_fast.backends import gpu_rates, gpus
 from einops_fast.backends.gpu_driver import GpuProperties
-from einops_fast.backends.gpu_rates import Rates, keep_rates, recall_rates
+from einops_fast.backends.gpu_rates import AHEAD, LONGEST, MOST, Slice, keep_rates, measured_rates, recall_rates
 from einops_fast.backends.gpus import gpu_ceilings, told_rates
+from einops_fast.runtime import background
 
 LAPTOP = GpuProperties("GPU of a laptop", (8, 9), 20, 1.2e9, 3e9, 128, 24 << 20)
 FAST = GpuProperties("GPU to come", (11, 0), 160, 2.0e9, 4e9, 8192, 128 << 20)
-RATES = Rates(3e12, {"bfloat16": 7e14, "float32": 7e13, "float64": 5e13}, 2e-6, 2e-5, 100, "2026-11-28")
+
+
+class FakeBench:
+    """A device that takes as long as its rates say; other work makes some slices longer."""
+
+    def __init__(self, name: str = "a GPU", bandwidth: float = 3e12, half: float = 7e14, double: float = 5e13) -> None:
+        self.name, self.units, self.dtypes = name, 100, ("bfloat16", "float32", "float64")
+        self.copied = (128 if bandwidth < 1e12 else 512) << 20
+        self.rates = {"bfloat16": half, "float32": half / 10, "float64": double}
+        self.bandwidth, self.slices = bandwidth, list[Slice]()
+        self.busy: Callable[[], float] = lambda: 1.0
+        self.held_up: Callable[[], float] = lambda: 0.0
+        self.alone: Callable[[], bool] = lambda: True
+        self.is_idle = True
+
+    def idle(self) -> bool:
+        return self.is_idle
+
+    def opened(self) -> Any:
+        return nullcontext()
+
+    def copy(self) -> float:
+        return self.copied / self.bandwidth
+
+    def product(self, dtype: str, extent: int) -> Callable[[], float] | None:
+        return (lambda: 2 * extent**3 / self.rates[dtype]) if extent < 4096 or dtype != "float64" else None
+
+    def short(self) -> float:
+        return 2e-6
+
+    def slice(self, run: Callable[[], Any], times: int) -> Slice:
+        seconds = sum(run() for _ in range(times)) * self.busy()
+        host = 2e-5 * times + self.held_up()
+        # Where the queue runs dry, the device waits for the host.
+        self.slices.append(Slice(AHEAD, max(seconds, host - AHEAD), host, host, self.alone()))
+        return self.slices[-1]
+
+
+def _spent(bench: FakeBench) -> list[float]:
+    return [each.ahead + each.seconds for each in bench.slices]
 
 
 @pytest.fixture(autouse=True)
 def a_cache_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("EINOPS_FAST_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(gpu_rates, "_begun", set())
     gpus._ceilings_of.cache_clear()
     yield
     gpus._ceilings_of.cache_clear()
@@ -34,42 +77,50 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("einops_fast.commands.show.gpu_properties", lambda: (LAPTOP, FAST))
 
 
-class TimedMemory:
-    """A device that takes a millisecond for any run; ``other`` work makes each further time longer."""
+@pytest.mark.parametrize(("bandwidth", "half", "double"), [(1e11, 4e12, 3e11), (3e12, 7e14, 5e13), (9e12, 2e15, 1e12)])
+def test_slices_are_short_on_any_device(bandwidth: float, half: float, double: float) -> None:
+    bench = FakeBench(bandwidth=bandwidth, half=half, double=double)
+    rates = measured_rates(bench)
+    assert rates is not None
+    assert rates.bandwidth == pytest.approx(bandwidth)
+    assert rates.flops == pytest.approx(bench.rates)
+    assert (rates.call, rates.again, rates.units) == pytest.approx((2e-6, 2e-5, 100))
+    assert max(_spent(bench)) <= LONGEST
+    assert sum(_spent(bench)) <= MOST
 
-    def __init__(self, other: float = 0.0) -> None:
-        self.other = other
 
-    def seconds(self, run: Callable[[], Any], device: int, repeat: int) -> list[float]:
-        return [1e-3 * (1 + self.other * (1 + at)) for at in range(repeat)]
+def test_slices_beside_other_work_do_not_count() -> None:
+    random = Random(0)
+    bench = FakeBench()
+    bench.busy = lambda: random.choice([1.0, 1.0, random.uniform(1.1, 3)])
+    bench.alone = lambda: random.random() < 0.7
+    bench.held_up = lambda: random.choice([0.0, 0.0, 5e-3])
+    rates = measured_rates(bench)
+    assert rates is not None
+    assert rates.bandwidth == pytest.approx(bench.bandwidth)
+    assert rates.flops["bfloat16"] == pytest.approx(7e14)
 
-    def synchronize(self, device: int) -> None:
-        pass
 
-
-def test_rates_follow_from_the_times_of_copies_and_products(monkeypatch: pytest.MonkeyPatch, torch: Any) -> None:
-    from einops_fast.backends.torch.rates import Disturbed, measured_rates
-
-    properties = SimpleNamespace(multi_processor_count=100, L2_cache_size=1 << 20)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: properties)
-    cpu, as_set, drawn = torch.device("cpu"), torch.backends.cuda.matmul.allow_tf32, torch.get_rng_state()
-    try:
-        rates = measured_rates(cpu, 0, TimedMemory())
-        with pytest.raises(Disturbed):
-            measured_rates(cpu, 0, TimedMemory(other=0.2))
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = as_set
-    assert torch.equal(torch.get_rng_state(), drawn)
-    assert rates.bandwidth == pytest.approx(2 * (64 << 20) / 1e-3)
-    assert rates.flops == pytest.approx(dict.fromkeys(gpu_rates.MEASURED_DTYPES, 2 * 512**3 / 1e-3))
-    assert (rates.call, rates.units) == pytest.approx((1e-3 / 4, 100))
-    assert rates.again > 0
+@pytest.mark.parametrize("disturbed", ["never alone", "never the same", "always held up"])
+def test_nothing_is_told_of_a_busy_device(disturbed: str) -> None:
+    bench = FakeBench()
+    if disturbed == "never alone":
+        bench.alone = lambda: False
+    elif disturbed == "always held up":
+        bench.held_up = lambda: 1e-3
+    else:
+        slower = iter(range(1, 1000))
+        bench.busy = lambda: 1.05 ** next(slower)
+    assert measured_rates(bench) is None
+    assert sum(_spent(bench)) <= MOST
 
 
 def test_rates_are_kept_for_the_next_process() -> None:
     known = gpu_ceilings("NVIDIA H200")
-    keep_rates("NVIDIA H200", RATES)
-    assert recall_rates("NVIDIA H200") == RATES
+    rates = measured_rates(FakeBench())
+    assert rates is not None
+    keep_rates("NVIDIA H200", rates)
+    assert recall_rates("NVIDIA H200") == rates
     assert recall_rates("NVIDIA H100") is None
     assert gpu_ceilings("NVIDIA H200") is known  # choices of this process don't flip
     gpus._ceilings_of.cache_clear()  # as in another process
@@ -102,14 +153,54 @@ def test_a_device_that_is_not_known_counts_as_the_nearest(devices: None) -> None
     assert told_rates("of which the driver knows nothing").rates == told_rates("A100").rates
 
 
+def _threads(monkeypatch: pytest.MonkeyPatch, bench: Any) -> None:
+    monkeypatch.setattr(gpu_rates, "_START", 0.0)
+    monkeypatch.setattr(gpu_rates, "_PAUSE", 0.0)
+    monkeypatch.setattr(gpu_rates, "_PATIENCE", 0.0)
+    monkeypatch.setattr(gpu_rates, "_WAITS", (0.0, 1.0, 0.0))
+    monkeypatch.setattr(gpu_rates.atexit, "register", lambda end, thread: thread.join())
+    gpu_rates.measure_behind(bench.name, lambda: bench)
+
+
+def test_a_thread_measures_once_when_the_device_is_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = FakeBench()
+    looks = iter(range(10**6))
+    monkeypatch.setattr(bench, "idle", lambda: next(looks) > 5)
+    _threads(monkeypatch, bench)
+    assert recall_rates(bench.name) is not None
+    bench.slices.clear()
+    _threads(monkeypatch, bench)
+    gpu_rates._begun.clear()  # another process finds it on disk
+    _threads(monkeypatch, bench)
+    assert not bench.slices
+
+
+def test_a_thread_leaves_a_busy_device_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = FakeBench()
+    bench.is_idle = False
+    _threads(monkeypatch, bench)
+    assert not bench.slices
+    gpu_rates._begun.clear()
+    bench.is_idle, bench.alone = True, lambda: False
+    with monkeypatch.context() as forked:
+        forked.setattr(background, "_forked", True)
+        _threads(forked, bench)
+    assert not bench.slices
+    _threads(monkeypatch, bench)
+    assert sum(_spent(bench)) <= MOST
+    assert recall_rates(bench.name) is None
+
+
 def test_the_command_says_what_is_measured_and_what_is_assumed(
     devices: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    keep_rates(LAPTOP.name, RATES)
+    rates = measured_rates(FakeBench())
+    assert rates is not None
+    keep_rates(LAPTOP.name, rates)
     assert cli.main(["device"]) == 0
     printed = capsys.readouterr().out
     assert "GPU of a laptop: compute capability 8.9, 20 multiprocessors" in printed
-    assert f"measured on {RATES.date}" in printed
+    assert f"measured on {rates.date}" in printed
     assert "3000" in printed
     assert printed.count("in proportion to the A100") == 2  # float16 and tf32
     assert printed.count("in proportion to the H200") == 8
@@ -125,16 +216,65 @@ def test_the_command_needs_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert "no GPU" in capsys.readouterr().err
 
 
+def test_torch_s_device_is_left_alone_where_bits_count(monkeypatch: pytest.MonkeyPatch, torch: Any) -> None:
+    """Nor is it measured while it is busy or memory is short."""
+    from einops_fast.backends.torch import rates
+
+    default = SimpleNamespace(query=lambda: True)
+    free = [80 << 30]
+    stand_in = SimpleNamespace(
+        get_device_properties=lambda number: SimpleNamespace(multi_processor_count=100, L2_cache_size=50 << 20),
+        Stream=lambda number: None,
+        default_stream=lambda number: default,
+    )
+    monkeypatch.setattr(rates, "_cuda", stand_in)
+    monkeypatch.setattr(rates, "unbound_from_captures", nullcontext)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: "a GPU")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free[0], 80 << 30))
+    bench = rates.TorchBench(0)
+    assert (bench.units, bench.copied) == (100, 200 << 20)
+    assert bench.dtypes == ("bfloat16", "float16", "float32", "float64")
+    assert bench.idle()
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert not bench.idle()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    default.query = lambda: False
+    assert not bench.idle()
+    default.query = lambda: True
+    free[0] = 1 << 30
+    assert not bench.idle()
+
+
 @pytest.mark.gpu
 def test_a_gpu_is_measured(torch: Any) -> None:
-    from einops_fast.backends.torch.rates import measure_now
+    from einops_fast.backends.torch.rates import TorchBench
 
     torch.manual_seed(0)
     drawn = torch.rand(1, device="cuda")
     torch.manual_seed(0)
-    assert measure_now(0)
-    assert torch.equal(drawn, torch.rand(1, device="cuda"))
-    rates = recall_rates(torch.cuda.get_device_name(0))
+    rates = measured_rates(TorchBench(0, sets_precision=True))
     assert rates is not None
+    assert torch.equal(drawn, torch.rand(1, device="cuda"))
     assert rates.bandwidth > 0
     assert min(rates.flops.values()) > 0
+
+
+@pytest.mark.gpu
+def test_a_thread_measures_beside_captured_graphs(monkeypatch: pytest.MonkeyPatch, torch: Any) -> None:
+    from einops_fast.backends.torch.rates import measure_when_idle
+
+    monkeypatch.setattr(gpu_rates, "_START", 0.0)
+    x = torch.randn(256, 256, device="cuda")
+    torch.mm(x, x)
+    torch.cuda.synchronize()
+    measure_when_idle(0)
+    for _ in range(200):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(10):
+                found = torch.mm(x, x)
+        graph.replay()
+        torch.cuda.synchronize()
+    torch.testing.assert_close(found, torch.mm(x, x))
