@@ -39,7 +39,6 @@ class PrivateNames(NamedTuple):
 
 
 _NO_BACKEND = "The torch backend can't be imported."
-_NO_COMPILED_ATTENTION = "Attention by our kernels can't be compiled by torch."
 _CALLS_FAIL = "Calls that get there raise AttributeError."
 _STAYS_WITH_THE_LIBRARY = "In the mode 'auto', contractions stay with the framework's own calls."
 
@@ -130,10 +129,6 @@ _ROWS: tuple[tuple[str, ...], ...] = (
     ("torch._ops", "OpOverloadPacket HigherOrderOperator", "einops_fast.compiler.memory",
      "See which calls in a graph of torch.compile may write to any of their arguments.",
      "The backend of torch.compile can't be imported."),
-    ("torch._subclasses.fake_tensor", "FakeTensor unset_fake_temporarily",
-     "einops_fast.backends.torch.attention.ahead",
-     "See that a call is traced, and begin to compile its kernels.",
-     _NO_COMPILED_ATTENTION),
     ("torch._dynamo", "lookup_backend", "einops_fast.compiler.backend",
      "Hand a rewritten graph on to a backend by its name.",
      "Only inductor, 'eager' and functions can follow ours."),
