@@ -80,7 +80,7 @@ class GradientsOfCall:
         extras: Extras,
     ) -> Differentiated:
         """Make the gradients, each in the order in which its operand is given."""
-        into = [each and self._new(*each) for each in self._layouts]
+        into: list[Any] = [each and self._new(*each) for each in self._layouts]
         for at in self._zeros:
             into[at].zero_()
         delta = self._plan.run(self._memory, device, *operands, *results, extras, *given, *into)
