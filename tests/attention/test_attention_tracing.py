@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch._dynamo.symbolic_convert import InstructionTranslatorBase
 
-from einops_fast import attention, attention_backend
+from einops_fast import attention, attention_backend, scaled_dot_product_attention
 from einops_fast.attention import attend as attend_module
 from einops_fast.attention import registry
 from einops_fast.attention.registry import Implementation, register_implementation
@@ -24,7 +24,8 @@ CALLS: dict[str, Any] = {
     "lse": lambda q, kv: attention(q, kv, kv, layout="bshd", return_lse=True, scale=0.5),
     "segments": lambda q, kv: attention(q, q, q, layout="bshd", segment_ids=torch.arange(10).reshape(2, 5) // 2),
     "packed": lambda q, kv: attention(torch.stack([q, q, q], 2), layout="bs3hd", sinks=torch.ones(4)),
-    "cache": lambda q, kv: attention(q, kv, kv, layout="bshd", cache_seqlens=torch.tensor([7, 6])),
+    "cache": lambda q, kv: attention(q, kv, kv, layout="bshd", cache_seqlens=torch.tensor([7, 6]), causal=True),
+    "drop-in": lambda q, kv: scaled_dot_product_attention(*[x.transpose(1, 2) for x in (q, kv, kv)], enable_gqa=True),
 }
 
 
