@@ -98,14 +98,3 @@ def test_what_is_no_number_or_no_array_is_named(message: str, options: dict[str,
     options = {name: value for name, value in options.items() if name not in ("q", "k", "v")}
     with pytest.raises(EinsumError, match=message):
         attention(P, *arrays, **options)
-
-
-def test_a_scale_that_is_a_symbol_stays_one() -> None:
-    def call(q: Any) -> Any:
-        return attention(P, q, q, q, scale=q.shape[-1] ** -1.0)
-
-    torch.compiler.reset()
-    compiled = torch.compile(call, fullgraph=True, backend="eager", dynamic=True)
-    for features in (8, 12, 16):
-        q = operand()[..., :features]
-        torch.testing.assert_close(compiled(q), call(q))
