@@ -252,8 +252,7 @@ def _tell(request: Request, backend: Backend, arrays: Mapping[str, Any]) -> None
 
 
 def _deterministic(request: Request) -> Request:
-    pattern, sequence, options, patterns, longest = request
-    return Request(pattern, sequence, Options(*options[:-1], True), patterns, longest)
+    return request._replace(options=request.options._replace(deterministic=True))
 
 
 def _is_nested(arrays: Mapping[str, Any]) -> bool:

@@ -6,27 +6,13 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
-from einops_fast.runtime.tracing import is_tracing
-
 
 def apart(packed: Any, axis: int, sizes: Sequence[int] | None = None) -> tuple[Any, ...]:
-    """Return views of an array's parts along an axis: of these sizes, or without the axis, one for each position.
-
-    Of torch's tensors, the gradients of the parts are joined without a copy where our kernels have written them.
-    """
+    """Return views of an array's parts along an axis: of these sizes, or without the axis, one for each position."""
     if getattr(packed, "is_nested", False):
         from einops_fast.backends.torch.attention.implementations.nested import parts
 
         return parts(packed, axis)
-    if is_tracing() or not hasattr(packed, "unbind"):
-        return views(packed, axis, sizes)
-    from einops_fast.backends.torch.attention.parts import apart as apart_with_gradients
-
-    return apart_with_gradients(packed, axis, sizes)
-
-
-def views(packed: Any, axis: int, sizes: Sequence[int] | None) -> tuple[Any, ...]:
-    """Return the same with gradients as the framework makes them."""
     if hasattr(packed, "unbind"):
         return tuple(packed.unbind(axis) if sizes is None else packed.split(sizes, axis))
     before = (slice(None),) * (axis % len(packed.shape))

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from einops_fast import attention, attention_backend
 from einops_fast.attention import measured, prepare
 from einops_fast.attention.spec import AttentionInputs
-from einops_fast.backends.torch.attention.implementations import clock, devices, sdpa
+from einops_fast.backends.torch.attention.implementations import base, clock, devices, sdpa
 from einops_fast.runtime.plan_cache import clear_plans
 
 BIAS = {"bias": (2, 8, 1000, 1000), "bias_dtype": "float32"}
@@ -93,7 +93,7 @@ def test_a_later_operand_that_begins_anywhere_is_copied(monkeypatch: Any) -> Non
         return native(q, k, v, *others, **options)
 
     native = torch.nn.functional.scaled_dot_product_attention
-    monkeypatch.setattr(sdpa, "native", spy)
+    monkeypatch.setattr(base, "native", spy)
     monkeypatch.setattr(sdpa, "sdpa_kernel", lambda backend: nullcontext())
     monkeypatch.setattr(sdpa.Efficient, "refuses", lambda self, spec, inputs: self.lacks(spec))
     long = torch.randn(2 * 4 * 16 * 64 + 1)

@@ -1,6 +1,6 @@
 """Calls on a CPU that are asked in the same words: looked up without being read again, and never the wrong one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -10,6 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention as native
 
 from einops_fast import attention, attention_backend, scaled_dot_product_attention
 from einops_fast.attention import attend, drop_in
+from einops_fast.backends.torch.attention.implementations import cpu
 from einops_fast.runtime.plan_cache import clear_plans
 
 P = "b h i d, b g j d, b g j e -> b h i e"
@@ -194,20 +195,19 @@ def test_a_mask_whose_axes_are_copied_to_become_one() -> None:
         torch.testing.assert_close(attention(pattern, *arrays, mask=mask), expected.unflatten(0, (2, 2)))
 
 
-def seen_by_torch(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
-    """How many axes the arrays of each call have that torch's function gets, from now on."""
-    from einops_fast.backends.torch.attention.implementations import cpu
-
-    dims = []
-
-    def strict(*arrays: Any, **options: Any) -> Any:
-        dims.append([array.dim() for array in arrays])
-        return native(*arrays, **options)
-
-    monkeypatch.setattr(cpu, "native", strict)
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Any, ...]]]:
+    """The arrays of each call that torch's function gets."""
+    found: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(cpu, "native", lambda *arrays, **options: found.append(arrays) or native(*arrays, **options))
     monkeypatch.setattr(attend, "_calls", {})
     clear_plans()
-    return dims
+    yield found
+    clear_plans()
+
+
+def axes_of(calls: list[tuple[Any, ...]]) -> list[list[int]]:
+    return [[array.dim() for array in arrays] for arrays in calls]
 
 
 @pytest.mark.parametrize(
@@ -220,10 +220,9 @@ def seen_by_torch(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     ],
 )
 def test_arrays_without_the_batch_have_four_axes_for_torch(
-    pattern: str, lacking: str, monkeypatch: pytest.MonkeyPatch
+    pattern: str, lacking: str, seen: list[tuple[Any, ...]]
 ) -> None:
     """With three it would take its slow way, as would cuDNN's operator."""
-    dims = seen_by_torch(monkeypatch)
     arrays = {"q": randn(1, 4, 3, 8), "k": randn(1, 4, 5, 8, seed=1), "v": randn(1, 4, 5, 8, seed=2)}
     expected = native(*arrays.values())
     given = [array[0] if name in lacking else array for name, array in arrays.items()]
@@ -236,17 +235,15 @@ def test_arrays_without_the_batch_have_four_axes_for_torch(
         if pattern.endswith("e i"):
             found = found.transpose(-1, -2)
         torch.testing.assert_close(found if found.dim() == 4 else found[None], expected)
-    clear_plans()
-    assert dims == [[4, 4, 4]] * 2
+    assert axes_of(seen) == [[4, 4, 4]] * 2
 
 
 @pytest.mark.parametrize("kind", ["bias", "mask"])
 @pytest.mark.parametrize(("term", "axes"), [("h i j", 4), ("i j", 2), ("b i j", 4), ("b h i j", 4), ("b j", 4)])
 def test_biases_and_masks_have_the_axes_that_torch_is_fast_with(
-    kind: str, term: str, axes: int, monkeypatch: pytest.MonkeyPatch
+    kind: str, term: str, axes: int, seen: list[tuple[Any, ...]]
 ) -> None:
     """With three it would make all scores: five times as long."""
-    dims = seen_by_torch(monkeypatch)
     sizes = {"b": 2, "h": 4, "i": 3, "j": 5}
     q, k = randn(2, 4, 3, 8), randn(2, 4, 5, 8, seed=1)
     extra = randn(*(sizes[letter] for letter in term.split()), seed=2)
@@ -256,14 +253,13 @@ def test_biases_and_masks_have_the_axes_that_torch_is_fast_with(
     for _ in range(2):
         found = attention("b h i d, b h j d, b h j e -> b h i e", q, k, k, **{kind: (term, extra)})
         torch.testing.assert_close(found, expected)
-    clear_plans()
-    assert dims == [[4, 4, 4, axes]] * 2
+    assert axes_of(seen) == [[4, 4, 4, axes]] * 2
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("options", [{"mask": ("i j", None)}, {"window": (9, 3)}, {"causal": "bottom_right"}])
 def test_many_elements_of_a_mask_become_numbers_here(
-    options: dict[str, Any], dtype: Any, monkeypatch: pytest.MonkeyPatch
+    options: dict[str, Any], dtype: Any, monkeypatch: pytest.MonkeyPatch, seen: list[tuple[Any, ...]]
 ) -> None:
     """Rows without keys among them."""
     q, k = randn(1, 2, 60, 8, dtype=dtype), randn(1, 2, 90, 8, dtype=dtype, seed=1)
@@ -277,17 +273,10 @@ def test_many_elements_of_a_mask_become_numbers_here(
     else:
         options = {"mask": ("i j", allowed)}
     expected = native(q, k, k, allowed)
-    found = []
-    from einops_fast.backends.torch.attention.implementations import cpu
-
     monkeypatch.setattr(cpu, "_MANY", 60 * 90)
-    monkeypatch.setattr(cpu, "native", lambda *arrays, **others: found.append(arrays[3]) or native(*arrays, **others))
-    monkeypatch.setattr(attend, "_calls", {})
-    clear_plans()
     for _ in range(2):
         torch.testing.assert_close(attention("b h i d, b h j d, b h j e -> b h i e", q, k, k, **options), expected)
-    clear_plans()
-    assert [each.dtype for each in found] == [dtype] * 2
+    assert [arrays[3].dtype for arrays in seen] == [dtype] * 2
 
 
 @pytest.mark.parametrize("lead", [(4,), (2, 1, 2), (2, 3)])

@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 import torch
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
+from torch.nn.functional import scaled_dot_product_attention as native
 
-from einops_fast import OperandError, attention, nn, ops, scaled_dot_product_attention
+from einops_fast import OperandError, ShapeError, attention, nn, ops, patched, scaled_dot_product_attention
 
 MAKERS = pytest.mark.parametrize("make", [causal_lower_right, causal_upper_left])
 
@@ -19,11 +20,10 @@ def values(bias: Any) -> Any:
 @MAKERS
 def test_functions_take_it(make: Any) -> None:
     q, k, bias = torch.randn(2, 4, 5, 8), torch.randn(2, 4, 7, 8), make(5, 7)
-    expected = torch.nn.functional.scaled_dot_product_attention(q, k, k, attn_mask=values(bias))
+    expected = native(q, k, k, attn_mask=values(bias))
     for mask in (bias, values(bias), bias, ("i j", bias)):  # also where a call of these words was kept
         found = attention("b h i d, b h j d, b h j e -> b h i e", q, k, k, mask=mask)
         torch.testing.assert_close(found, expected)
-    torch.testing.assert_close(scaled_dot_product_attention(q, k, k, bias), expected)
     compiled = torch.compile(attention, backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(compiled(q, k, k, layout="bhsd", mask=bias), expected)
 
@@ -52,3 +52,27 @@ def test_it_is_neither_a_bias_nor_a_mask_of_a_softmax(make: Any) -> None:
         attention(q, q, q, layout="bhsd", bias=make(5, 5))
     with pytest.raises(OperandError, match="mask is a CausalBias"):
         ops.softmax(torch.randn(2, 4, 5, 5), mask=make(5, 5))
+
+
+@MAKERS
+@pytest.mark.parametrize("lengths", [(4, 4), (4, 6), (6, 4)])
+@pytest.mark.filterwarnings("ignore:Lower right causal bias")
+def test_torchs_function_is_matched(make: Any, lengths: tuple[int, int]) -> None:
+    bias = make(*lengths)
+    q, k = torch.rand(2, 3, lengths[0], 8), torch.rand(2, 3, lengths[1], 8)
+    expected = native(q, k, k, attn_mask=bias).nan_to_num()  # of queries without keys
+    torch.testing.assert_close(scaled_dot_product_attention(q, k, k, attn_mask=bias), expected)
+    with patched("torch.sdpa"):
+        found = torch.nn.functional.scaled_dot_product_attention(q, k, k, attn_mask=bias)
+    torch.testing.assert_close(found.nan_to_num(), expected)
+
+
+def test_it_has_to_fit() -> None:
+    bias, q = causal_upper_left(4, 6), torch.rand(1, 5, 8)
+    with pytest.raises(ShapeError, match="of 4 queries and 6 keys, but query has 5 and key has 5"):
+        scaled_dot_product_attention(q, q, q, attn_mask=bias)
+    with pytest.raises(OperandError, match="is_causal"):
+        scaled_dot_product_attention(q[:, :4], torch.rand(1, 6, 8), torch.rand(1, 6, 8), attn_mask=bias, is_causal=True)
+    for given in (bias, ("i j", bias)):
+        with pytest.raises(ShapeError, match="'i'"):
+            attention("b i d, b j d, b j e -> b i e", q, q, q, mask=given)

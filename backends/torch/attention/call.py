@@ -55,7 +55,7 @@ class GivenAttention:
             if not _in_memory(given):
                 return self._otherwise(q, k, v, *further)
             if call is None:
-                call = self._call = AttentionCall(plan, given, joins=True)
+                call = self._call = AttentionCall(plan, given)
         if plan.spec.gradients:
             others = () if extras.bias is None and extras.sinks is None else (extras.bias, extras.sinks)
             found = _recorded((call, extras), q, k, v, *others)

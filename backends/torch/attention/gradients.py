@@ -32,20 +32,9 @@ Differentiated = tuple[Any, Any, Any, Any, Any]
 
 
 class GradientsOfCall:
-    """A plan, and the layouts of the gradients that it writes.
+    """A plan, and the layouts of the gradients that it writes."""
 
-    Where q, k and v are parts of one array, ``together`` says how many elements that has, and after how many each of
-    the three begins. Their gradients are parts of one array, too: then nobody has to put them together.
-    """
-
-    def __init__(
-        self,
-        call: AttentionCall,
-        arrays: Arrays,
-        d_out: Layout,
-        wanted: Sequence[bool],
-        together: tuple[int, tuple[int, int, int]] | None,
-    ) -> None:
+    def __init__(self, call: AttentionCall, arrays: Arrays, d_out: Layout, wanted: Sequence[bool]) -> None:
         self._spec = spec = call.spec
         self._wanted: tuple[bool, ...] = (*wanted, *(False,) * (5 - len(wanted)))
         of_q, of_k, of_v, of_bias, of_sinks = self._wanted
@@ -54,7 +43,6 @@ class GradientsOfCall:
         apart = pays_apart(spec, call.processors[1])
         self._missing = [*[missing_axes(spec, name, apart) for name in ("q", "k", "v")], ()]
         self._simple = of_q and of_k and of_v and not (of_bias or of_sinks or any(self._missing))
-        self._together = together if self._simple else None
         # The kernel for q writes the gradient of a bias with all axes, too.
         needed = of_q or (of_bias and is_whole(spec)), of_k or of_v, of_k or of_v, of_bias
         self._layouts: list[tuple[tuple[int, ...], tuple[int, ...], torch.dtype] | None] = [None] * 4
@@ -69,7 +57,9 @@ class GradientsOfCall:
                 shape = tuple(spec.batch[axis] if axis in self._missing[at] else size for axis, size in sizes)
                 layout = layouts[name] = Layout(shape, contiguous_strides(shape), spec.dtype)
             else:
-                layout, layouts[name] = self._like(arrays, at)
+                layout = layout_of(arrays[at])
+                layout = layout._replace(strides=dense_strides(layout.shape, layout.strides))
+                layouts[name] = layout_of(self._views[at](example(layout), torch.permute))
             self._layouts[at] = layout.shape, layout.strides, arrays[at].dtype
         self._plan = plan = backward_plan(problem_of(spec, canonical, call.processors, layouts, apart))
         starts_at_zero = spec.varlen, spec.varlen, spec.varlen, plan.bias_starts_at_zero
@@ -81,12 +71,6 @@ class GradientsOfCall:
                 if missing and own is not None:
                     self._layouts[at] = *own[:2], getattr(torch, accumulator(spec.dtype))
 
-    def _like(self, arrays: Arrays, at: int) -> tuple[Layout, Layout]:
-        """Return the layout of an array like one of these, without gaps or a part of one, as given and canonical."""
-        own = layout_of(arrays[at])
-        layout = own if self._together else own._replace(strides=dense_strides(own.shape, own.strides))
-        return layout, layout_of(self._views[at](example(layout), torch.permute))
-
     def __call__(
         self,
         device: int,
@@ -96,7 +80,7 @@ class GradientsOfCall:
         extras: Extras,
     ) -> Differentiated:
         """Make the gradients, each in the order in which its operand is given."""
-        into = self._arrays()
+        into: list[Any] = [each and self._new(*each) for each in self._layouts]
         for at in self._zeros:
             into[at].zero_()
         delta = self._plan.run(self._memory, device, *operands, *results, extras, *given, *into)
@@ -115,16 +99,6 @@ class GradientsOfCall:
             d_bias,
             d_sinks,
         )
-
-    def _arrays(self) -> tuple[Any, Any, Any, Any]:
-        """Return memory for the gradients of q, k, v and the bias that are wanted; ``None`` for the others."""
-        new = self._new
-        of_q, of_k, of_v, of_bias = self._layouts
-        if self._together is None or not (of_q and of_k and of_v):
-            return of_q and new(*of_q), of_k and new(*of_k), of_v and new(*of_v), of_bias and new(*of_bias)
-        elements, (q, k, v) = self._together
-        whole = new((elements,), (1,), of_q[2])
-        return whole.as_strided(*of_q[:2], q), whole.as_strided(*of_k[:2], k), whole.as_strided(*of_v[:2], v), None
 
     def _summed(self, at: int, gradient: Any, operand: Any) -> Any:
         """Return the gradient of an operand that lacks axes: the sum over them."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import fields
-from math import prod
 from types import MappingProxyType
 from typing import Any
 
@@ -15,7 +14,7 @@ from einops_fast.backends.torch.backend import fp32_precision
 from einops_fast.backends.triton.attention.arguments import Extras
 from einops_fast.backends.triton.attention.problem import Layout, Problem, problem
 from einops_fast.dtypes import dtype_name
-from einops_fast.planning.layout import contiguous_in_order, contiguous_strides, dense_strides
+from einops_fast.planning.layout import contiguous_in_order, contiguous_strides
 
 LENGTHS = {"cu_seqlens_q": "q_starts", "cu_seqlens_kv": "kv_starts", "cache_seqlens": "cached"}
 """The arrays that kernels take contiguous, and what :class:`Extras` calls them."""
@@ -72,25 +71,3 @@ def problem_of(
 def example(layout: Layout) -> Any:
     """Return a tensor that lies so, without memory."""
     return torch.empty_strided(layout.shape, layout.strides, dtype=getattr(torch, layout.dtype), device="meta")
-
-
-def neighbouring(layouts: Sequence[Layout]) -> dict[tuple[int, ...], int]:
-    """Return how arrays of these layouts may lie side by side, to be one array without gaps.
-
-    Returns:
-        The elements of all, by how many elements each one begins after the one before it.
-    """
-    shapes, (strides, *others) = [each.shape for each in layouts], [each.strides for each in layouts]
-    if any(own != strides for own in others):
-        return {}
-    found = {}
-    for axis, stride in enumerate(strides):
-        apart_from = {(*shape[:axis], *shape[axis + 1 :]) for shape in shapes}
-        if len(apart_from) > 1:
-            continue
-        whole = list(shapes[0])
-        whole[axis] = sum(shape[axis] for shape in shapes)
-        sizes, steps = zip(*[pair for pair in zip(whole, strides, strict=True) if pair[0] != 1], strict=True)
-        if dense_strides(sizes, steps) == steps:
-            found[tuple([shape[axis] * stride for shape in shapes[:-1]])] = prod(sizes)
-    return found

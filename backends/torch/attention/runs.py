@@ -21,7 +21,6 @@ from einops_fast.backends.torch.attention.layouts import (
     Arrays,
     example,
     layout_of,
-    neighbouring,
     problem_of,
     result_layout,
 )
@@ -39,11 +38,10 @@ MEMORY = TorchMemory()
 class AttentionCall:
     """One kind of call: what it computes of arrays with these layouts, with all that was thought about it.
 
-    The kernels get addresses, and strides of their own: arrays are never seen in another order while it runs. If it
-    ``joins``, gradients of q, k and v are parts of one array where these are, and share memory then.
+    The kernels get addresses, and strides of their own: arrays are never seen in another order while it runs.
     """
 
-    def __init__(self, plan: Plan, arrays: Arrays, joins: bool = False) -> None:
+    def __init__(self, plan: Plan, arrays: Arrays) -> None:
         self.spec = spec = plan.spec
         self._back = plan.result
         views = {name: view for name, view, _ in plan.views}
@@ -59,7 +57,6 @@ class AttentionCall:
         self.memory, self.new = MEMORY, MEMORY.here(q)
         self._nothing = not (prod(self._shape) and canonical[1].numel())
         self._device = MEMORY.device(q)
-        self._together = neighbouring([layout_of(array) for array in arrays[:3]]) if joins else {}
         self._backward: dict[Any, GradientsOfCall] = {}
         aim = aimed()
         self.processors = _device(self._device) if aim is None else (aim.capability, aim.multiprocessors)
@@ -104,27 +101,16 @@ class AttentionCall:
             d_out = torch.empty_like(out).copy_(d_out)
         if d_lse is not None:
             d_lse = d_lse.resolve_neg().contiguous()
-        steps = self._steps(q, k, v) if self._together else None
-        key = d_out.stride(), d_lse is None, wanted, steps
+        key = d_out.stride(), d_lse is None, wanted
         prepared = self._backward.get(key)
         if prepared is None:
             arrays, like_result = (q, k, v, *extras), layout_of(self.canonical_result(d_out))
-            together = None if steps is None else (self._together[steps], (0, steps[0], sum(steps)))
-            prepared = self._backward[key] = GradientsOfCall(self, arrays, like_result, wanted, together)
+            prepared = self._backward[key] = GradientsOfCall(self, arrays, like_result, wanted)
         given = (q, k, v), (out, lse), (d_out, d_lse), extras
         if MEMORY.current_device() == self._device:
             return prepared(self._device, *given)
         with MEMORY.on_device(self._device):
             return prepared(self._device, *given)
-
-    def _steps(self, q: Any, k: Any, v: Any) -> tuple[int, int] | None:
-        """Return how many elements k begins after q, and v after k, if these are parts of one array."""
-        first, second, third = q.data_ptr(), k.data_ptr(), v.data_ptr()
-        item = q.element_size()
-        steps = (second - first) // item, (third - second) // item
-        # Other arrays may be neighbours by chance.
-        together = steps in self._together and q.untyped_storage().data_ptr() == v.untyped_storage().data_ptr()
-        return steps if together else None
 
     def _of_nothing(
         self, q: Any, k: Any, v: Any, extras: Extras, lse: Any, d_lse: Any, wanted: Sequence[bool]

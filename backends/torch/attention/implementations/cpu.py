@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
+from einops_fast.backends.torch.attention.implementations.base import Sdpa
 from einops_fast.backends.torch.attention.implementations.cpu_gradients import (
     TRIED,
     added_mask,
@@ -24,7 +25,6 @@ from einops_fast.backends.torch.attention.implementations.cpu_gradients import (
     with_wide_gradients,
 )
 from einops_fast.backends.torch.attention.implementations.four_axes import FourAxes
-from einops_fast.backends.torch.attention.implementations.sdpa import Sdpa
 from einops_fast.backends.torch.types import HALVES, PLAIN
 from einops_fast.runtime.tracing import is_tracing
 
@@ -85,10 +85,7 @@ class Cpu(Sdpa):
 
     name = "cpu"
     recordable = True
-    expands = True
-    flat = True
-    spreads = False
-    scales_first = False
+    on_gpu = False
 
     def lacks(self, spec: AttentionSpec) -> str | None:
         if spec.lse:

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
-from functools import partial
 from itertools import pairwise, permutations
 from math import prod
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from einops_fast.attention.axes import View
-from einops_fast.attention.registry import Implementation, Prepared
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
-from einops_fast.backends.torch.attention.implementations.any_length import of_any_length
-from einops_fast.backends.torch.attention.implementations.devices import capability
 from einops_fast.backends.torch.types import PLAIN
-from einops_fast.errors import OperandError
 from einops_fast.planning.cost import ITEM_SIZES
-from einops_fast.runtime.tracing import is_tracing
 
 if TYPE_CHECKING:
     from einops_fast.attention.prepare import Plan
@@ -29,8 +21,7 @@ ALIGNED = 16
 """Bytes that libraries read at a time: addresses and strides of q, k and v are to be multiples."""
 
 
-@dataclass(frozen=True)
-class FourAxes:
+class FourAxes(NamedTuple):
     """Which batch axes become the batch, and which the heads."""
 
     cut: int  # number of axes that become the batch
@@ -168,139 +159,18 @@ def aligned(*arrays: Any) -> tuple[Any, ...]:
     return tuple([each.clone() if each.data_ptr() % ALIGNED else each for each in arrays])
 
 
-class OnFourAxes(Implementation):
-    """What implementations of such libraries have in common."""
-
-    #: Fields of a spec that it can't do, and what that is called.
-    without: ClassVar[tuple[tuple[str, str], ...]] = (("transforms", "forward-mode derivative, and can't be vmapped"),)
-    #: The oldest compute capability that it is for, where it is a library for NVIDIA GPUs.
-    oldest: ClassVar[tuple[int, int] | None] = None
-    #: What such a library computes on.
-    dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16")
-    #: Whether a mask or bias may be copied.
-    expands: ClassVar[bool] = False
-    #: Whether what :meth:`plain` gives takes a bias or mask that has axes for queries and keys only.
-    flat: ClassVar[bool] = False
-    #: The spec that was asked about last, and the answer: who can do a call is asked again how.
-    _last: tuple[AttentionSpec, FourAxes | str] | None = None
-
-    def lacks(self, spec: AttentionSpec) -> str | None:
-        for feature, what in self.without:
-            if spec.has(feature):
-                return f"it has no {what}"
-        if self.oldest is not None:
-            if spec.dtype not in self.dtypes:
-                return f"it takes {' and '.join(self.dtypes)} only, not {spec.dtype}"
-            if spec.deterministic and spec.gradients:
-                return "its gradients needn't have the same bits on every run"
-            if 0 in (*spec.batch, spec.q_len, spec.kv_len):
-                return "it takes no empty arrays"
-            if any(strides and strides[-1] != 1 for strides in spec.strides):
-                return "it wants the features of a head side by side"
-        found = self.axes(spec)
-        return found if isinstance(found, str) else None
-
-    def unavailable(self, device: str) -> str | None:
-        if not device.startswith("cuda"):
-            return "it is for tensors on NVIDIA GPUs"
-        if self.oldest is not None and capability(device) < self.oldest:
-            return f"it needs a GPU of compute capability {'.'.join(map(str, self.oldest))} or later"
-        return None
-
-    def axes(self, spec: AttentionSpec) -> FourAxes | str:
-        """Return how the axes are merged, or why they aren't."""
-        last = self._last
-        if last is not None and last[0] is spec:
-            return last[1]
-        found = four_axes(spec, self.expands)
-        if not is_tracing():
-            self._last = spec, found
-        return found
-
-    def compiled(self, spec: AttentionSpec, knows: Any = None) -> Callable[[AttentionInputs], tuple[Any, Any]]:
-        axes = self.axes(spec) if knows is None else FourAxes(*knows)
-        if isinstance(axes, str):
-            raise OperandError(axes)
-        return partial(self.call, spec, axes)
-
-    def knows(self, spec: AttentionSpec) -> tuple[Any, ...] | None:
-        axes = self.axes(spec)
-        return None if isinstance(axes, str) else tuple([getattr(axes, each.name) for each in fields(axes)])
-
-    def prepared(self, plan: Plan, arrays: Sequence[Any]) -> Prepared:
-        spec, axes = plan.spec, self.axes(plan.spec)
-        plain = not (isinstance(axes, str) or spec.lse or any(dtype for _, _, dtype in plan.views)) and all(
-            type(array) in PLAIN and array.dtype in (torch.bool, arrays[0].dtype) for array in arrays
-        )
-        run = self.plain(spec, axes) if plain and isinstance(axes, FourAxes) else None
-        if run is None or isinstance(axes, str):
-            return super().prepared(plan, arrays)
-        permute = plan.on.permute
-
-        def result(found: Any) -> Any:
-            return plan.result(axes.back(found), permute)
-
-        seen = _seen(plan, axes)
-        flat = [self.flat and at > 2 and array.dim() == 2 for at, array in enumerate(arrays)]
-        example = torch.empty((axes.batch, axes.heads, spec.q_len, spec.v_head_dim), device="meta")
-        ways = zip((*arrays, example), (*seen, result), (*flat, False), strict=True)
-        found = [way for way in (_way(*each) for each in ways) if way is not None]
-        if len(found) <= len(arrays):
-            return Prepared(
-                lambda *arrays: result(run(*[view(array) for view, array in zip(seen, arrays, strict=True)]))
-            )
-        call, order = _on_the_way(run, found), self._order(spec, arrays, seen, found)
-        return Prepared(call, None if order is None else of_any_length(call, order, spec, arrays))
-
-    def _order(
-        self, spec: AttentionSpec, arrays: Sequence[Any], seen: Sequence[Callable[[Any], Any]], ways: Sequence[_Way]
-    ) -> tuple[int, ...] | None:
-        """Return the axes of batch, heads, positions and features, if arrays of all other sizes go the same ways."""
-        if not self._by_axes_alone(spec) or any(array.dim() != 4 for array in arrays[:3]):
-            return None
-        # Of several axes of one element, and of gaps, no order can be told.
-        if len({at for array in arrays[:3] for at, size in enumerate(array.shape) if size == 1}) > 1:
-            return None
-        if len(arrays) > 3 and not (ways[3] == _Way() and arrays[3].dim() in (2, 4) and arrays[3].is_contiguous()):
-            return None
-        by_sizes = [
-            _way(torch.empty(array.shape, device="meta"), view) for array, view in zip(arrays[:3], seen, strict=False)
-        ]
-        first = ways[0]
-        if first.change is not None or [*by_sizes, *ways[:3]] != [first] * 6:
-            return None
-        return first.order or (0, 1, 2, 3)
-
-    def _by_axes_alone(self, spec: AttentionSpec) -> bool:
-        """Return whether :meth:`plain` gives the same for all sizes of the axes."""
-        return False
-
-    def plain(self, spec: AttentionSpec, axes: FourAxes) -> Callable[..., Any] | None:
-        """Return what makes the result of q, k, v, and a bias or a mask if there is one, with four axes each.
-
-        ``None`` where it takes more than these.
-        """
-        return None
-
-    def run(self, spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Any, Any]:
-        return self.compiled(spec)(inputs)
-
-    @abstractmethod
-    def call(self, spec: AttentionSpec, axes: FourAxes, inputs: AttentionInputs) -> tuple[Any, Any]:
-        """Do what :meth:`run` does, with the axes known."""
-
-
-def _seen(plan: Plan, axes: FourAxes) -> list[Callable[[Any], Any]]:
-    """Return how each array of a plan becomes one with four axes."""
+def in_four_axes(plan: Plan, axes: FourAxes) -> list[Callable[[Any], Any]]:
+    """Return how each array of a plan becomes one with four axes, and the result what was asked for."""
 
     def through(view: View, then: Callable[[Any], Any]) -> Callable[[Any], Any]:
         return lambda array: then(view(array, plan.on.permute))
 
     ways = axes.q, axes.kv, axes.kv, axes.scores
-    return [through(view, way) for (_, view, _), way in zip(plan.views, ways, strict=False)]
+    seen = [through(view, way) for (_, view, _), way in zip(plan.views, ways, strict=False)]
+    return [*seen, lambda found: plan.result(axes.back(found), plan.on.permute)]
 
 
-class _Way(NamedTuple):
+class Way(NamedTuple):
     """How an array becomes a view of it, by axes alone."""
 
     change: Callable[[Any, int], Any] | None = None  # puts an axis of size 1 in, or takes one out, if need be
@@ -314,7 +184,7 @@ class _Way(NamedTuple):
         return array.permute(order) if order else array
 
 
-def _way(array: Any, view: Callable[[Any], Any], flat: bool = False) -> _Way | None:
+def way_to(array: Any, view: Callable[[Any], Any], flat: bool = False) -> Way | None:
     """Return the way from an array to a view of it; ``None`` if there is none.
 
     ``flat``: leading axes of size 1 that the view has more needn't be there.
@@ -330,7 +200,7 @@ def _way(array: Any, view: Callable[[Any], Any], flat: bool = False) -> _Way | N
     for order in permutations(range(seen.dim())):
         for change, at, candidate in changed:
             if _walk(candidate.permute(order)) == wanted:
-                return _Way(change, at, () if order == tuple(range(len(order))) else order)
+                return Way(change, at, () if order == tuple(range(len(order))) else order)
     return None
 
 
@@ -352,18 +222,53 @@ def _walk(array: Any) -> list[tuple[int, int]]:
     return [(size, stride if size > 1 else 0) for size, stride in zip(array.shape, array.stride(), strict=True)]
 
 
-def _on_the_way(run: Callable[..., Any], ways: Sequence[_Way]) -> Callable[..., Any]:
+def on_the_way(run: Callable[..., Any], ways: Sequence[Way]) -> Callable[..., Any]:
     """Return ``run`` on arrays that go a way each, as its result does, whose way is the last one."""
-    if all(way == _Way() for way in ways):
+    if all(way == Way() for way in ways):
         return run
     if len(ways) == 4 and all(way.order and not way.change for way in ways):
         permute = torch.permute  # takes less time than the method of the same name
         of_q, of_k, of_v, of_result = (way.order for way in ways)
         return lambda q, k, v: permute(run(permute(q, of_q), permute(k, of_k), permute(v, of_v)), of_result)
-    *gone, returned = [None if way == _Way() else way.go for way in ways]
+    *gone, returned = [None if way == Way() else way.go for way in ways]
 
     def call(*arrays: Any) -> Any:
         found = run(*[array if go is None else go(array) for array, go in zip(arrays, gone, strict=True)])
         return found if returned is None else returned(found)
 
     return call
+
+
+def ways_by_axes(
+    plan: Plan, axes: FourAxes, views: Sequence[Callable[[Any], Any]], arrays: Sequence[Any], flat: bool
+) -> list[Way] | None:
+    """Return the ways of a call's arrays and its result by :func:`in_four_axes`; ``None`` if one has none.
+
+    ``flat``: a bias or mask of two axes needs no more.
+    """
+    result = torch.empty((axes.batch, axes.heads, plan.spec.q_len, plan.spec.v_head_dim), device="meta")
+    found = [
+        way_to(array, view, flat and at == 3 < len(arrays) and array.dim() == 2)
+        for at, (array, view) in enumerate(zip((*arrays, result), views, strict=True))
+    ]
+    return None if None in found else [way for way in found if way is not None]
+
+
+def order_of_axes(
+    arrays: Sequence[Any], views: Sequence[Callable[[Any], Any]], ways: Sequence[Way]
+) -> tuple[int, ...] | None:
+    """Return the axes of batch, heads, positions and features, if arrays of all other sizes go the same ways."""
+    if any(array.dim() != 4 for array in arrays[:3]):
+        return None
+    # Of several axes of one element, and of gaps, no order can be told.
+    if len({at for array in arrays[:3] for at, size in enumerate(array.shape) if size == 1}) > 1:
+        return None
+    if len(arrays) > 3 and not (ways[3] == Way() and arrays[3].dim() in (2, 4) and arrays[3].is_contiguous()):
+        return None
+    by_sizes = [
+        way_to(torch.empty(array.shape, device="meta"), view) for array, view in zip(arrays[:3], views, strict=False)
+    ]
+    first = ways[0]
+    if first.change is not None or [*by_sizes, *ways[:3]] != [first] * 6:
+        return None
+    return first.order or (0, 1, 2, 3)

@@ -9,7 +9,6 @@ import torch
 
 from einops_fast.attention.attend import attend
 from einops_fast.attention.options import Request
-from einops_fast.attention.packed import apart
 from einops_fast.attention.pattern import PACKED, Pattern, checked_sequence, letters_of, read_pattern, spelled
 from einops_fast.attention.torch_state import hides_values
 from einops_fast.errors import OperandError, ShapeError, SubscriptsError
@@ -90,7 +89,7 @@ def parts(array: Any, axis: int) -> tuple[Any, ...]:
             "a nested tensor of q, k and v is jagged along its positions, without gaps between sequences"
         )
     jagged = array._ragged_idx - (array._ragged_idx > axis)
-    return tuple([_nested(part, array, jagged) for part in apart(array.values(), axis - 1)])
+    return tuple([_nested(part, array, jagged) for part in array.values().unbind(axis - 1)])
 
 
 class _Values(torch.autograd.Function):

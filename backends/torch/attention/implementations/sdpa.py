@@ -10,16 +10,13 @@ from typing import Any, ClassVar
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from einops_fast.attention.arrays import arrays_of
-from einops_fast.attention.reference import allowed_keys, canonical_operands, distance
 from einops_fast.attention.registry import allowed_names
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
-from einops_fast.backends.torch.attention.implementations.cpu_gradients import native
+from einops_fast.backends.torch.attention.implementations.base import Sdpa, is_plain
 from einops_fast.backends.torch.attention.implementations.devices import capability, has_cudnn
 from einops_fast.backends.torch.attention.implementations.four_axes import (
     ALIGNED,
     FourAxes,
-    OnFourAxes,
     aligned,
     odd_addresses,
     odd_strides,
@@ -40,89 +37,16 @@ _BACKENDS = {
 """torch's names of the implementations that its function chooses among."""
 
 
-class Sdpa(OnFourAxes):
-    """What all ways through ``scaled_dot_product_attention`` have in common."""
-
-    #: Whether a bias or mask has to have the positions of all queries and keys.
-    spreads: ClassVar[bool] = True
-    #: Whether keys are hidden after scores are scaled: before that, -inf times a negative scale hides all others.
-    scales_first: ClassVar[bool] = True
-
-    without = (
-        ("softcap", "softcap"), ("sinks", "attention sinks"), ("varlen", "packed sequences of several lengths"),
-        ("cache", "cache_seqlens"), ("page_size", "block table"), *OnFourAxes.without,
-    )  # fmt: skip
-
-    def call(self, spec: AttentionSpec, axes: FourAxes, inputs: AttentionInputs) -> tuple[Any, Any]:
-        q, k, v = self._operands(inputs, axes)
-        mask, causal, allowed = self._mask(spec, inputs, axes)
-        run = self._native(spec)
-        # A traced scale is torch's own, which a number would be for these sizes alone.
-        scale = None if isinstance(spec.scale, torch.Tensor) else spec.scale
-        result = run(q, k, v, mask, spec.dropout_p, causal, scale=scale, enable_gqa=axes.grouped)
-        return self._finished(axes.back(result), allowed), None
-
-    def _operands(self, inputs: AttentionInputs, axes: FourAxes) -> tuple[Any, ...]:
-        return axes.q(inputs.q), axes.kv(inputs.k), axes.kv(inputs.v)
-
-    def _is_plain(self, spec: AttentionSpec) -> bool:
-        """Return whether no mask has to be made."""
-        return is_plain(spec) and (self.scales_first or spec.scale > 0 or not spec.causal)
-
-    def _native(self, spec: AttentionSpec) -> Callable[..., Any]:
-        return native
-
-    def _finished(self, result: Any, allowed: Any) -> Any:
-        """Return the result, with zeros where a query sees no key."""
-        return result  # torch sees to it on a CPU
-
-    def _hidden(self, dtype: Any) -> float:
-        """Return what is added to the score of a key that isn't seen."""
-        return float("-inf")
-
-    def _added(self, dtype: torch.dtype, bias: torch.dtype) -> torch.dtype:
-        """Return the dtype in which a bias is added to scores."""
-        return dtype
-
-    def _mask(self, spec: AttentionSpec, inputs: AttentionInputs, axes: FourAxes) -> tuple[Any, bool, Any]:
-        """Return what torch calls ``attn_mask`` and ``is_causal``, and which keys may be seen, in canonical form.
-
-        Everything but plain causality becomes a mask.
-        """
-        if self._is_plain(spec):
-            return None, spec.causal, None
-        on = arrays_of("torch")
-        x = canonical_operands(spec, inputs, on)
-        ahead = distance(spec, x, on, 0)
-        allowed = allowed_keys(spec, x, on, ahead)
-        bias = inputs.bias
-        if spec.alibi:
-            slope = -x.alibi_slopes * abs(ahead).to(x.alibi_slopes.dtype)
-            bias = slope if bias is None else bias + slope
-        if bias is not None and allowed is not None:
-            bias = torch.where(allowed, bias, self._hidden(inputs.q.dtype))
-        found = allowed if bias is None else bias.to(self._added(inputs.q.dtype, bias.dtype))
-        # Less than all axes is for the heads to have in common.
-        found = found.reshape((1,) * (len(spec.batch) + 2 - found.dim()) + tuple(found.shape))
-        if self.spreads and found.shape[-2:] != (spec.q_len, spec.kv_len):
-            found = found.expand(*found.shape[:-2], spec.q_len, spec.kv_len)
-        return axes.scores(found), False, allowed
-
-
-def is_plain(spec: AttentionSpec) -> bool:
-    """Return whether there is nothing but causality, and that as torch means it."""
-    facing = spec.alignment == "top_left" or known(spec.q_len == spec.kv_len)
-    folded = spec.alibi or spec.segments or spec.window != (None, None)
-    return spec.bias is None and spec.mask is None and not folded and (facing or not spec.causal)
-
-
 class _OnGpu(Sdpa):
     """One backend of CUDA devices."""
 
     backend: ClassVar[Any]
     features: ClassVar[int] = 256
     multiple: ClassVar[int] = 8
-    oldest = (8, 0)
+    #: The oldest compute capability that it is for.
+    oldest: ClassVar[tuple[int, int]] = (8, 0)
+    #: What it computes on.
+    dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16")
     may_refuse = True
     without = (("alibi", "slopes"), ("segments", "segments"), ("window", "window"), *Sdpa.without)
 
@@ -135,7 +59,22 @@ class _OnGpu(Sdpa):
             return f"it reads {ALIGNED} bytes at a time, and the strides are no multiples"
         if spec.bias_dtype and spec.bias_dtype not in _EXACT.get(spec.dtype, ()):
             return f"it would round the bias from {spec.bias_dtype} to {spec.dtype}"
+        if spec.dtype not in self.dtypes:
+            return f"it takes {' and '.join(self.dtypes)} only, not {spec.dtype}"
+        if spec.deterministic and spec.gradients:
+            return "its gradients needn't have the same bits on every run"
+        if 0 in (*spec.batch, spec.q_len, spec.kv_len):
+            return "it takes no empty arrays"
+        if any(strides and strides[-1] != 1 for strides in spec.strides):
+            return "it wants the features of a head side by side"
         return super().lacks(spec)
+
+    def unavailable(self, device: str) -> str | None:
+        if not device.startswith("cuda"):
+            return "it is for tensors on NVIDIA GPUs"
+        if capability(device) < self.oldest:
+            return f"it needs a GPU of compute capability {'.'.join(map(str, self.oldest))} or later"
+        return None
 
     def refuses(self, spec: AttentionSpec, inputs: AttentionInputs | None = None) -> str | None:
         reason = super().refuses(spec) or (self.lacks_on(spec) if spec.device else None)
@@ -322,5 +261,5 @@ class Efficient(_WithMask):
         axes = super().axes(spec)
         if isinstance(axes, FourAxes) and axes.kv_heads == 1:
             # One head of keys for all: it is the same memory for every head.
-            return replace(axes, kv_heads=axes.heads, kv_sizes=axes.sizes)
+            return axes._replace(kv_heads=axes.heads, kv_sizes=axes.sizes)
         return axes

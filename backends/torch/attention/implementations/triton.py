@@ -11,7 +11,6 @@ from einops_fast.attention.registry import Implementation, Prepared
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.backends.torch.attention.implementations.devices import capability
 from einops_fast.backends.triton_support import why_unusable
-from einops_fast.dtypes import FLOATS
 
 _MOST_FEATURES = 256
 _ON_HOPPER = 0.85
@@ -29,8 +28,6 @@ class Triton(Implementation):
     compiles = True
 
     def lacks(self, spec: AttentionSpec) -> str | None:
-        if spec.dtype not in FLOATS:
-            return f"the kernels compute on {', '.join(FLOATS)}, not {spec.dtype}"
         if spec.transforms:
             return "the kernels have no forward mode and no transforms of functions"
         for name, features in (("head_dim", spec.head_dim), ("v_head_dim", spec.v_head_dim)):

@@ -107,14 +107,6 @@ def test_results_and_gradients(name: str) -> None:
         _check(_gradients(found, leaves, seed), _gradients(expected, leaves, seed))
 
 
-def test_results_without_gradients() -> None:
-    arguments, options, _ = _arguments(CASES["heads that share"], 0)
-    with torch.no_grad():
-        found, expected = (_results(way, arguments, options) for way in ("triton", "math"))
-    _check(found, expected)
-    assert not any(each.requires_grad for each in found)
-
-
 @pytest.mark.parametrize("name", ["heads that share", "bias that is shared", "sinks"])
 def test_gradients_of_gradients(name: str) -> None:
     arguments, options, leaves = _arguments(CASES[name], 0)

@@ -6,14 +6,11 @@ import numpy as np
 import pytest
 import torch
 from attention_leaves import check_same, leaves
-from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 from torch.nn.functional import scaled_dot_product_attention as native
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from einops_fast import (
     EinsumError,
-    OperandError,
-    ShapeError,
     attention,
     patch,
     patched,
@@ -166,27 +163,3 @@ def test_patch(monkeypatch):
     unpatch("torch.sdpa")
     function(q, k, v)
     assert not calls
-
-
-@pytest.mark.parametrize("make", [causal_upper_left, causal_lower_right])
-@pytest.mark.parametrize("lengths", [(4, 4), (4, 6), (6, 4)])
-@pytest.mark.filterwarnings("ignore:Lower right causal bias")
-def test_causal_bias_of_torch(make, lengths):
-    bias = make(*lengths)
-    q, k = torch.rand(2, 3, lengths[0], 8), torch.rand(2, 3, lengths[1], 8)
-    expected = native(q, k, k, attn_mask=bias).nan_to_num()  # of queries without keys
-    torch.testing.assert_close(scaled_dot_product_attention(q, k, k, attn_mask=bias), expected)
-    with patched("torch.sdpa"):
-        found = torch.nn.functional.scaled_dot_product_attention(q, k, k, attn_mask=bias)
-    torch.testing.assert_close(found.nan_to_num(), expected)
-
-
-def test_causal_bias_of_torch_that_does_not_fit():
-    bias, q = causal_upper_left(4, 6), torch.rand(1, 5, 8)
-    with pytest.raises(ShapeError, match="of 4 queries and 6 keys, but query has 5 and key has 5"):
-        scaled_dot_product_attention(q, q, q, attn_mask=bias)
-    with pytest.raises(OperandError, match="is_causal"):
-        scaled_dot_product_attention(q[:, :4], torch.rand(1, 6, 8), torch.rand(1, 6, 8), attn_mask=bias, is_causal=True)
-    for given in (bias, ("i j", bias)):
-        with pytest.raises(ShapeError, match="'i'"):
-            attention("b i d, b j d, b j e -> b i e", q, q, q, mask=given)

@@ -128,7 +128,6 @@ def test_what_the_kernels_do_not_do() -> None:
     spec, _ = attention()
     assert Triton().lacks(spec) is None
     for changed, reason in (
-        ({"dtype": "int32"}, "int32"),
         ({"head_dim": 257}, "257"),
         ({"v_head_dim": 300}, "300"),
         ({"transforms": True}, "forward mode"),
