@@ -70,10 +70,10 @@ for case in sys.argv[1:]:
             way.compile()
             print(dtype, equation, way.name)
             if way in kernels:
-                ptx = way._kernel.compile().asm["ptx"]
+                ptx = way._kernel.compile_for(*way._kernel.declared()).asm["ptx"]
                 assert untangled(ptx) == ptx
             if way in boxes and spilling:
-                assert not spills(way._kernel.compile()), way.name
+                assert not spills(way._kernel.compile_for(*way._kernel.declared())), way.name
 """
 )
 
