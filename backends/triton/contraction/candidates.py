@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from einops_fast.backends.triton.contraction.boxes import tilings as box_tilings
 from einops_fast.backends.triton.contraction.chain import tilings as chain_tilings
-from einops_fast.backends.triton.contraction.copies import Copy, with_copies
+from einops_fast.backends.triton.contraction.copies import with_copies
 from einops_fast.backends.triton.contraction.generic import generic_kernel
 from einops_fast.backends.triton.contraction.library import Candidate
 from einops_fast.backends.triton.contraction.loops import tilings as loop_tilings
@@ -97,11 +97,11 @@ def kernel_candidate(name: str, step: Fused, dtype: str, on: Ceilings, precision
 
 
 def _on_copies(
-    copies: dict[int, Copy], then: Fused, other: Callable[[], Candidate], dtype: str, on: Ceilings, precision: str
+    copies: dict[int, Fused], then: Fused, other: Callable[[], Candidate], dtype: str, on: Ceilings, precision: str
 ) -> Iterator[Candidate]:
     """Kernels that read copies; each copy is made in the way that is predicted to be the fastest."""
     made: dict[int, Candidate] = {
-        at: _direct(copy.step, [copy.strides], dtype, on, precision)[0] for at, copy in copies.items()
+        at: _direct(copy, layouts(copy), dtype, on, precision)[0] for at, copy in copies.items()
     }
     of_kinds: dict[object, list[Candidate]] = defaultdict(list)
     for each in _direct(then, layouts(then), dtype, on, precision):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 
 from einops_fast.backends.triton.contraction.problems import (
@@ -18,16 +17,8 @@ from einops_fast.planning.layout import VECTOR, contiguous_strides, padded_strid
 from einops_fast.planning.steps import Fused, Loop
 
 
-@dataclass(frozen=True)
-class Copy:
-    """A copy of one operand: a step of its own, and the strides that the copy gets, which may leave gaps."""
-
-    step: Fused
-    strides: tuple[int, ...]
-
-
-def with_copies(step: Fused, item: int, tensor_cores: bool) -> list[tuple[dict[int, Copy], Fused]]:
-    """Return ways round operands that lie badly: copies by position, and the step that reads these instead.
+def with_copies(step: Fused, item: int, tensor_cores: bool) -> list[tuple[dict[int, Fused], Fused]]:
+    """Return ways round operands that lie badly: steps that copy some, by position, and one that reads these instead.
 
     With tensor cores, that is where the operands are contiguous along two different contracted axes (the smaller
     one is copied), and where one can't be loaded as fast as can be: its rows begin at odd places, or it is contiguous
@@ -77,7 +68,7 @@ def _along_free(step: Fused, at: int) -> bool:
     return any(loop.strides[at] == 1 and loop.size > 1 and not loop.strides[1 - at] for loop in step.loops)
 
 
-def _copying(step: Fused, copied: dict[int, bool], item: int) -> tuple[dict[int, Copy], Fused]:
+def _copying(step: Fused, copied: dict[int, bool], item: int) -> tuple[dict[int, Fused], Fused]:
     """The copies of some operands, with the contracted axes last or first, and the step that reads them.
 
     They come last, too, where rows (or columns) are too few to lie aligned.
@@ -104,7 +95,7 @@ def _aligned(strides: Sequence[int], item: int) -> bool:
     return all(stride * item % VECTOR == 0 for stride in strides)
 
 
-def _padding(step: Fused, item: int) -> tuple[dict[int, Copy], Fused] | None:
+def _padding(step: Fused, item: int) -> tuple[dict[int, Fused], Fused] | None:
     """Padded rows of what is contiguous along the same contracted axis as the right operand, where they aren't so yet.
 
     Of the other factor, one element serves a whole row.
@@ -126,12 +117,18 @@ def _padding(step: Fused, item: int) -> tuple[dict[int, Copy], Fused] | None:
     return (copies, step) if copies else None
 
 
-def _copied(step: Fused, at: int, order: Sequence[Loop], strides: tuple[int, ...]) -> tuple[Copy, Fused]:
+def _copied(step: Fused, at: int, order: Sequence[Loop], strides: tuple[int, ...]) -> tuple[Fused, Fused]:
     """The copy of an operand, with its axes in this order and these strides, and the step that reads it."""
     labels, shape = "".join(loop.label for loop in order), tuple(loop.size for loop in order)
     source = tuple(Loop(loop.label, loop.size, (loop.strides[at],), True) for loop in order)
-    copy = Copy(Fused((0,), labels, shape, source, False, ()), strides)
-    return copy, step.replace(loops=_read_through(step.loops, at, dict(zip(labels, strides, strict=True))))
+    copy = Fused((0,), labels, shape, source, False, (), strides=strides)
+    of_copy = dict(zip(labels, strides, strict=True))
+    loops = []
+    for loop in step.loops:
+        own = list(loop.strides)
+        own[at] = of_copy.get(loop.label, 0)
+        loops.append(loop.replace(strides=tuple(own)))
+    return copy, step.replace(loops=tuple(loops))
 
 
 def _in_order(step: Fused, at: int, contracted_last: bool) -> list[Loop]:
@@ -165,13 +162,3 @@ def _joined(step: Fused, order: Sequence[Loop], other: int | None) -> int:
             break
         count += 1
     return count
-
-
-def _read_through(loops: Sequence[Loop], at: int, strides: dict[str, int]) -> tuple[Loop, ...]:
-    """The loops with other strides of one operand."""
-    changed = []
-    for loop in loops:
-        own = list(loop.strides)
-        own[at] = strides.get(loop.label, 0)
-        changed.append(loop.replace(strides=tuple(own)))
-    return tuple(changed)

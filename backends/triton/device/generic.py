@@ -38,35 +38,8 @@ class Nest:
 
 
 @dataclass(frozen=True)
-class _Group:
-    """As :class:`~einops_fast.backends.triton.device.tiling.Group`."""
-
-    block: int
-    axes: Nest
-    step: int
-    start: int
-    extent: _Value
-    tiles: _Value
-    even: bool
-    absent: tuple[bool, ...]
-
-    def missing(self, array: int) -> bool:
-        return not self.absent or self.absent[array]
-
-
-@dataclass(frozen=True)
-class _Role:
-    """As :class:`~einops_fast.backends.triton.device.tiling.Role`."""
-
-    outer: Nest
-    groups: tuple[_Group, ...]
-    block: int
-    tiles: _Value
-
-
-@dataclass(frozen=True)
 class Pattern:
-    """A tiling of this kind without sizes and strides: its fields, and what else its kernel reads, by name."""
+    """A tiling, role or group without sizes and strides: its fields, and what else its kernel reads, by name."""
 
     kind: type
     parts: tuple[tuple[str, Any], ...]
@@ -76,6 +49,14 @@ class Pattern:
             if key == name:
                 return value
         raise AttributeError(name)
+
+    def missing(self, array: int) -> bool:
+        """Whether the array has none of a group's axes."""
+        return not self.absent or bool(self.absent[array])
+
+
+def _pattern(kind: type, **parts: Any) -> Pattern:
+    return Pattern(kind, tuple(parts.items()))
 
 
 _SUMMED = "contracted", "summed"
@@ -112,7 +93,7 @@ def generic(tiling: Any, vector: int, in_chunks: bool) -> tuple[Pattern, tuple[i
         # The axes have its strides.
         parts["epilogue"] = replace(tiling.epilogue, bias=())
     parts |= {"chunk": told.number(chunk) if chunk else 0, "in_two": getattr(tiling, "in_two", False)}
-    return Pattern(type(tiling), tuple(parts.items())), tuple(told.numbers)
+    return _pattern(type(tiling), **parts), tuple(told.numbers)
 
 
 def _axes(value: Any) -> Iterable[Axis]:
@@ -141,10 +122,10 @@ class _Told:
     def nest(self, axes: tuple[Axis, ...], block: int = 1) -> Nest:
         return Nest(tuple([self._steps(axes, array, block) for array in range(len(axes[0].strides))]) if axes else ())
 
-    def role(self, role: Role, summed: bool) -> _Role:
+    def role(self, role: Role, summed: bool) -> Pattern:
         groups = tuple([self._group(group, summed) for group in role.groups])
         tiles = self._tiles(role.tiles, summed or not role.axes)
-        return _Role(self.nest(role.outer), groups, role.block, tiles)
+        return _pattern(Role, outer=self.nest(role.outer), groups=groups, block=role.block, tiles=tiles)
 
     def _steps(self, axes: tuple[Axis, ...], array: int, block: int) -> tuple[tuple[_Value, _Value], ...]:
         joined = axes[0].joined(axes[1:], array)
@@ -166,21 +147,22 @@ class _Told:
         self.numbers += multiplier - (1 << 32 if multiplier >= 1 << 31 else 0), shift
         return number
 
-    def _group(self, group: Group, summed: bool) -> _Group:
+    def _group(self, group: Group, summed: bool) -> Pattern:
         arrays = range(len(group.axes[0].strides) if group.axes else 0)
         neighbours = any(abs(axis.strides[array]) == 1 for axis in group.axes for array in arrays)
         extent: _Value = 1
         if group.axes:
             extent = self.number(group.extent, gcd(group.extent, self._vector) if neighbours else 1)
-        return _Group(
-            group.block,
-            self.nest(group.axes, group.block),
-            group.step,
-            group.start,
-            extent,
-            self._tiles(group.tiles, summed or not group.axes),
-            group.even and (summed or not group.axes),
-            tuple([group.missing(array) for array in arrays]),
+        return _pattern(
+            Group,
+            block=group.block,
+            axes=self.nest(group.axes, group.block),
+            step=group.step,
+            start=group.start,
+            extent=extent,
+            tiles=self._tiles(group.tiles, summed or not group.axes),
+            even=group.even and (summed or not group.axes),
+            absent=tuple([group.missing(array) for array in arrays]),
         )
 
     def _tiles(self, tiles: int, one_is_known: bool) -> _Value:

@@ -71,22 +71,6 @@ def _told_late(value):
 
 
 @triton.constexpr_function
-def _at(number, further):
-    return number.at + further
-
-
-@triton.constexpr_function
-def _unit(number):
-    return number.unit
-
-
-@triton.constexpr_function
-def _run(number):
-    """How many neighbours among the positions of a tile have the same quotient."""
-    return number.run
-
-
-@triton.constexpr_function
 def may_exceed(value, least):
     """Whether a number isn't known, or is greater."""
     return isinstance(value, Number) or value > least
@@ -96,7 +80,7 @@ def may_exceed(value, least):
 def told(numbers, value: tl.constexpr):
     """A number that is known while compiling, or that the kernel is told."""
     if _told_late(value):
-        return numbers[_at(value, 0)] * _unit(value)
+        return numbers[field(value, "at")] * field(value, "unit")
     else:
         return value
 
@@ -108,10 +92,11 @@ def _divided(index, size: tl.constexpr, numbers, wide: tl.constexpr):
         if wide:
             quotient = index // told(numbers, size)
         else:
-            multiplier = numbers[_at(size, 1)].to(tl.uint32, bitcast=True)
-            quotient = tl.umulhi(index.to(tl.uint32), multiplier) >> numbers[_at(size, 2)].to(tl.uint32)
-            if _run(size) > 1:
-                quotient = tl.max_constancy(quotient, _run(size))
+            multiplier = numbers[field(size, "at") + 1].to(tl.uint32, bitcast=True)
+            quotient = tl.umulhi(index.to(tl.uint32), multiplier) >> numbers[field(size, "at") + 2].to(tl.uint32)
+            if field(size, "run") > 1:
+                # So many neighbours among the positions of a tile have the same quotient.
+                quotient = tl.max_constancy(quotient, field(size, "run"))
             quotient = quotient.to(tl.int32)
         rest = index - quotient * told(numbers, size)
     else:

@@ -38,7 +38,6 @@ class KernelCall:
     a program are a cluster.
     """
 
-    _declared: tuple[Any, ...] | None = None
     _given: Callable[[tuple[Any, ...]], tuple[Any, ...]] | None = None
     _order: tuple[Any, ...] | None = None
     _boxes = False
@@ -93,7 +92,6 @@ class KernelCall:
         return True
 
     def _ordered(self, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the arrays of a call as the kernel takes them."""
         return arrays if self._order is None else _picked(arrays, self._order)
 
     def _prepared(self, memory: Memory, device: int, key: tuple[Any, ...], arrays: tuple[Any, ...]) -> _Ready | None:
@@ -188,8 +186,7 @@ class DeclaredCall(KernelCall):
     ) -> None:
         super().__init__(function, grid, tail, constants, 4, 3, even=even)
         self.options = dict(options)
-        self._declared: tuple[Any, ...] = arrays
-        self._order = order
+        self._declared, self._order = arrays, order
         self._anywhere = mapped(lambda array: array._replace(aligned=False), arrays)
         given = [at for at, array in enumerate(arrays) if array is not None]
         self._given = tuple if len(given) == len(arrays) else itemgetter(*given)
@@ -199,10 +196,6 @@ class DeclaredCall(KernelCall):
     def declared(self, aligned: bool = True) -> tuple[Any, ...]:
         """Return what stands for arrays at aligned addresses, or at any; boxes are copied from aligned ones."""
         return self._declared if aligned or self._boxes else self._anywhere
-
-    def compile(self, aligned: bool = True) -> Any:
-        """Compile for the current device, and for aligned addresses or for any."""
-        return self.compile_for(*self.declared(aligned))
 
     def _described(self, pointer: Callable[[Any], int], arrays: tuple[Any, ...]) -> tuple[Any, ...] | None:
         for array, aligned in zip(_flat(arrays), self._aligned, strict=True):

@@ -9,19 +9,9 @@ from einops_fast.backends.capabilities import EARLY, HOPPER
 from einops_fast.backends.triton_support import interpreted
 from einops_fast.planning.cost import is_integer
 
-DTYPES = {
-    "float16": tl.float16,
-    "bfloat16": tl.bfloat16,
-    "float32": tl.float32,
-    "float64": tl.float64,
-    "int8": tl.int8,
-    "uint8": tl.uint8,
-    "int16": tl.int16,
-    "int32": tl.int32,
-    "int64": tl.int64,
-    "complex64": tl.float32,
-    "complex128": tl.float64,
-}
+_NAMES = "float16", "bfloat16", "float32", "float64", "int8", "uint8", "int16", "int32", "int64"
+
+DTYPES = {name: getattr(tl, name) for name in _NAMES} | {"complex64": tl.float32, "complex128": tl.float64}
 """Triton's types of the dtypes that kernels take; for complex numbers, the type of their two parts."""
 
 ALIGNMENT = 16

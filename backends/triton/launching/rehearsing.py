@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from importlib import import_module
 from types import SimpleNamespace
@@ -49,34 +50,31 @@ class Rehearsed(NamedTuple):
         return is_compiled(*self.source)
 
 
-class _Thread(threading.local):
-    launches: list[Rehearsed] | None = None
-
-
-_thread = _Thread()
+_listed: ContextVar[list[Rehearsed] | None] = ContextVar("_listed", default=None)
 
 
 @contextmanager
 def rehearsing() -> Iterator[list[Rehearsed]]:
     """List what calls in this block would launch, in this thread."""
     launches: list[Rehearsed] = []
-    before, _thread.launches = _thread.launches, launches
+    token = _listed.set(launches)
     try:
         yield launches
     finally:
-        _thread.launches = before
+        _listed.reset(token)
 
 
 def is_rehearsal() -> bool:
     """Return whether this thread rehearses a call."""
-    return _thread.launches is not None
+    return _listed.get() is not None
 
 
 def take_down(call: KernelCall, arrays: tuple[Any, ...]) -> bool:
     """Return whether this is a rehearsal; then the kernel is listed."""
-    if _thread.launches is None:
+    launches = _listed.get()
+    if launches is None:
         return False
-    _thread.launches.append(Rehearsed(call, arrays))
+    launches.append(Rehearsed(call, arrays))
     return True
 
 

@@ -22,7 +22,6 @@ from einops_fast.backends.triton.device.indexing import (
     field,
     group_field,
     group_inside,
-    group_offsets,
     may_exceed,
     take_turn,
     told,
@@ -160,14 +159,8 @@ def reduce_kernel(arrays, out, numbers, tiling: tl.constexpr, acc_type: tl.const
     total = _summed(real, s0, s1)
     if may_exceed(field(tiling, "split"), 1):
         out += parts * part.to(tl.int64) * told(numbers, field(tiling, "reach"))
-    place = (
-        group_offsets(tile, free, 0, operands, wide, numbers)[:, None, None, None]
-        + group_offsets(tile, free, 1, operands, wide, numbers)[None, :, None, None]
-    )
-    exists = (
-        group_inside(tile, free, 0, numbers)[:, None, None, None]
-        & group_inside(tile, free, 1, numbers)[None, :, None, None]
-    )
+    place = block_offsets(tile, free, 0, summed, operands, wide, numbers)
+    exists = block_inside(tile, free, 0, summed, operands, numbers)
     if parts == 2:
         total = tl.join(total, _summed(imaginary, s0, s1))
         place = 2 * tl.expand_dims(place, 4) + tl.arange(0, 2)[None, None, None, None, :]

@@ -136,7 +136,7 @@ def _vectors(buffer, k: gl.constexpr, tiling: gl.constexpr, operand: gl.constexp
     layout: gl.constexpr = _layout(tiling, "vector_layout", operand, part)
     if _layout(tiling, "in_runs", operand, part):
         # Two contracted positions, which are neighbours in shared memory.
-        first, second = gl.split(buffer.slice(k, 2, 1).load(_layout(tiling, "pair_layout", operand, part)))
+        first, second = gl.split(buffer.slice(k, 2, 1).load(_layout(tiling, "reading_layout", operand, part, 2)))
         found = (
             gl.convert_layout(first, layout, assert_trivial=True),
             gl.convert_layout(second, layout, assert_trivial=True),
@@ -144,7 +144,7 @@ def _vectors(buffer, k: gl.constexpr, tiling: gl.constexpr, operand: gl.constexp
     else:
         found = ()
         for at in gl.static_range(field(tiling, "at_once")):
-            one = buffer.slice(k + at, 1, 1).load(_layout(tiling, "one_layout", operand, part))
+            one = buffer.slice(k + at, 1, 1).load(_layout(tiling, "reading_layout", operand, part, 1))
             one = gl.reshape(one, [_layout(tiling, "block_of", operand, part)])
             found = found + (gl.convert_layout(one, layout, assert_trivial=True),)
     return found

@@ -125,23 +125,22 @@ class FmaTiling(ContractionTiling):
         """
         if self.at_once > 1:
             return self.product_layout(row_part, column_part)
-        down, across = self._spread(LEFT, row_part), self._spread(RIGHT, column_part)
-        registers = [[at, 0] for at in down[0]] + [[0, at] for at in across[0]]
-        lanes, warps = (
-            [[first, second] for first, second in zip(down[level], across[level], strict=True)] for level in (1, 2)
-        )
         shape = [self.block_of(LEFT, row_part), self.block_of(RIGHT, column_part)]
-        return gl.DistributedLinearLayout(registers, lanes, warps, [], shape)
+        return gl.DistributedLinearLayout(*self._spread_of_sums(row_part, column_part), [], shape)
 
     def totals_layout(self, row_part: int, column_part: int) -> Any:
         """Of sums in shared memory: four of a thread's next to each other, beside those of the next thread."""
+        registers, lanes, warps = self._spread_of_sums(row_part, column_part)
+        some = _log2(_RUN)
+        return gl.SharedLinearLayout(registers[:some] + lanes + warps + registers[some:])
+
+    def _spread_of_sums(self, row_part: int, column_part: int) -> tuple[list[list[int]], ...]:
+        """Of sums, the places that bits of a thread's registers, of its lane and of its warp stand for."""
         down, across = self._spread(LEFT, row_part), self._spread(RIGHT, column_part)
         registers = [[at, 0] for at in down[0]] + [[0, at] for at in across[0]]
-        threads = [
-            [first, second] for level in (1, 2) for first, second in zip(down[level], across[level], strict=True)
-        ]
-        some = _log2(_RUN)
-        return gl.SharedLinearLayout(registers[:some] + threads + registers[some:])
+        return registers, *(
+            [[first, second] for first, second in zip(down[level], across[level], strict=True)] for level in (1, 2)
+        )
 
     def vector_layout(self, operand: int, part: int) -> Any:
         """Of one position's numbers, that are multiplied with those of the other operand."""
@@ -170,16 +169,11 @@ class FmaTiling(ContractionTiling):
         """How many contracted positions' numbers a thread reads together."""
         return 2 if any(self.in_runs(operand, 0) for operand in (LEFT, RIGHT)) else 1
 
-    def pair_layout(self, operand: int, part: int) -> Any:
-        """Of two positions' numbers, both of which a thread has."""
+    def reading_layout(self, operand: int, part: int, positions: int) -> Any:
+        """Of the numbers of one position, or of two, both of which a thread has."""
         registers, lanes, warps = ([[at, 0] for at in bits] for bits in self._spread(operand, part))
-        shape = [self.block_of(operand, part), 2]
-        return gl.DistributedLinearLayout([[0, 1], *registers], lanes, warps, [], shape)
-
-    def one_layout(self, operand: int, part: int) -> Any:
-        """Of one position's numbers, as they are read."""
-        registers, lanes, warps = ([[at, 0] for at in bits] for bits in self._spread(operand, part))
-        return gl.DistributedLinearLayout(registers, lanes, warps, [], [self.block_of(operand, part), 1])
+        both = [[0, 1]] if positions == 2 else []
+        return gl.DistributedLinearLayout(both + registers, lanes, warps, [], [self.block_of(operand, part), positions])
 
     def in_runs(self, operand: int, part: int) -> bool:
         """Whether contracted positions are next to each other in shared memory.

@@ -257,15 +257,6 @@ def test_calls_at_odd_addresses_choose_for_themselves(
     assert len(list(disk_cache.entries())) == 2
 
 
-def test_library_writes_rows_with_gaps_where_the_next_step_reads_such(memory: TimedMemory) -> None:
-    memory.empty = torch.Tensor.new_empty_strided  # type: ignore[method-assign]
-    step = Fused((0,), "ab", (2, 3), (Loop("a", 2, (3,), True), Loop("b", 3, (1,), True)), False, (), None, (8, 1))
-    array = torch.arange(6.0).view(2, 3)
-    result = chosen_run(Choice(step, lambda a: a + 1, memory, "ieee", "auto"))(array)
-    assert result.stride() == (8, 1)
-    assert torch.equal(result, array + 1)
-
-
 def test_the_best_of_each_kernel_are_measured(offer: Callable[..., Choice], memory: TimedMemory) -> None:
     ways = [Way(f"kernel {at}", 1.0, 5.0) for at in range(9)]
     others = [OtherWay(f"other {at}", 1.1 + at / 100, 2.0) for at in range(9)]

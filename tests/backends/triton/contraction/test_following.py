@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
-import torch
 from fused_steps import ON, fused_step
+from kernel_tensors import randoms
 
 from einops_fast.backends.triton.contraction import ways as ways_to_run
 from einops_fast.backends.triton.contraction.candidates import kernel_candidates
@@ -20,8 +20,7 @@ def early(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bo
 
 
 def ways(equation: str, *shapes: tuple[int, ...]) -> list[Any]:
-    operands = [torch.empty(shape, dtype=torch.float16, device="meta") for shape in shapes]
-    return list(kernel_candidates(fused_step(equation, operands), "float16", ON))
+    return list(kernel_candidates(fused_step(equation, randoms(shapes, "float16", "meta")), "float16", ON))
 
 
 def test_partial_sums_lead(early: bool) -> None:

@@ -88,7 +88,7 @@ pretend(90)
 
 def moved(way):
     # How much a thread loads or stores at once, as often as it does.
-    text = way._kernel.compile().asm["llir"]
+    text = way._kernel.compile_for(*way._kernel.declared()).asm["llir"]
     return Counter(re.findall(r"cp\\.async\\S* |(?:ld|st)\\.global\\S*|0x10", text))
 
 for case in sys.argv[1:]:

@@ -66,35 +66,20 @@ EQUATIONS = {
     "bij,bj->bij": lambda l: [(8, 900, l), (8, l)],
 }
 
-def of_rows(make):
-    def rehearsed(l):
-        problem = operator_problem(make(l))
-        return problem.rehearsed(problem.any_size)
-    return rehearsed
-
-def of_attention(make):
-    def rehearsed(l):
-        problem = make(l)
-        return problem.rehearsed(problem.named("triton"))
-    return rehearsed
-
-def of_equation(equation, shapes):
-    def launches(l):
-        operands = [torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in shapes(l)]
-        return generic_kernel(fused_step(equation, operands), "bfloat16", ON).launches()
-    return launches
-
-CASES = {name: of_rows(make) for name, make in ROWS.items()}
-CASES |= {name: of_attention(make) for name, make in ATTENTION.items()}
-CASES |= {equation: of_equation(equation, shapes) for equation, shapes in EQUATIONS.items()}
+def launches(name, l):
+    if name in EQUATIONS:
+        operands = [torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in EQUATIONS[name](l)]
+        return generic_kernel(fused_step(name, operands), "bfloat16", ON).launches()
+    problem = ATTENTION[name](l) if name in ATTENTION else operator_problem(ROWS[name](l))
+    return problem.rehearsed(problem.named("triton") if name in ATTENTION else problem.any_size)
 
 with aimed_at(90):
-    for name, launches in CASES.items():
+    for name in (*ROWS, *ATTENTION, *EQUATIONS):
         # Of some equations, axes have an eighth of the length.
         for step in (10,) if name in EQUATIONS else (10, 11):
             sources = defaultdict(set)
             for length in range(300, 700, step):
-                for each in launches(length):
+                for each in launches(name, length):
                     function, *source = each.source
                     sources[function.__name__].add(tuple(source))
             for kernel, found in sources.items():

@@ -96,8 +96,11 @@ def test_what_describes_an_array_is_made_once_for_each_address(call: Any) -> Non
 @pytest.mark.parametrize("other", [{"global_scratch_size": 8}, {"launch_cooperative_grid": True}, {"launch": print}])
 def test_a_launcher_that_is_built_otherwise_gets_descriptors(call: Any, other: dict[str, Any]) -> None:
     run = _Run(**other)
-    with mock.patch.object(call, "compile_for", return_value=_compiled(run, [{"at": 0}, {"at": 1}])):
+    with mock.patch.object(call, "compile_for", return_value=_compiled(run, [{"at": 0}, {"at": 1}])) as compile:
         assert call(_Memory(), 0, 160, None, 320)
+        call.grid = (0, 1, 1)
+        assert call(_Memory(), 0, 160, None, 480)
+    assert compile.call_count == 1  # a grid without programs isn't queued
     assert run.bare == []
     (arguments,) = run.whole
     assert arguments[:9] == (3, 1, 1, 5, "function", "packed", None, None, None)
@@ -117,13 +120,6 @@ def test_odd_addresses(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
             assert call(_Memory(), 0, *addresses)
     odd = address._replace(aligned=False)
     assert compile.call_args_list == [mock.call((address, address), address), mock.call((odd, odd), odd)]
-
-
-def test_a_grid_without_programs_is_not_queued(call: Any) -> None:
-    with mock.patch.object(call, "compile_for") as compile:
-        call.grid = (0, 1, 1)
-        assert call(_Memory(), 0, 160, None, 320)
-    assert not compile.called
 
 
 class _Places(NamedTuple):

@@ -46,39 +46,6 @@ with aimed_at(90):
 )
 
 
-ELSEWHERE = (
-    FINISH
-    + """
-import pickle
-
-import torch
-import triton
-
-from fused_steps import ON, fused_step
-
-from einops_fast.backends.triton.contraction.candidates import kernel_candidates
-from einops_fast.backends.triton.launching.rehearsing import aimed_at
-from einops_fast.backends.triton.launching.rehearsing import _compile
-
-finish(False)
-compile = triton.compile
-
-def reported(source, target, options):
-    print(source.name, target.arch)
-    return compile(source, target=target, options=options)
-
-triton.compile = reported
-step = fused_step("ik,kj->ij", (torch.zeros(512, 256), torch.zeros(256, 384)))
-with aimed_at(80):
-    (kernel,) = kernel_candidates(step, "float32", ON)[0].launches()
-    function, *source = kernel.call.source_for(*kernel.arrays)
-    source = pickle.loads(pickle.dumps(source))
-for arch in (80, 80, 90):
-    _compile(arch, function.__module__, function.__name__, *source)
-"""
-)
-
-
 # Triton 3.6 links what launches a kernel against the driver.
 pytestmark = pytest.mark.skipif(
     triton.__version__.startswith("3.6.") and find_library("cuda") is None, reason="needs the driver's library"
@@ -161,18 +128,16 @@ if __name__ == "__main__":
         for each in launches:
             each.compile()
             print(each.is_loaded())
+    with aimed_at(80):
+        print(*[each.is_loaded() for each in launches])
 """
 
 
 @pytest.mark.parametrize(("removed", "compiled"), [("0", 0), ("1", 1)])
 def test_what_other_processes_have_compiled_is_found(removed: str, compiled: int, tmp_path: Path) -> None:
-    """Whatever assembler and cache inductor has Triton take meanwhile; what is gone is compiled once more."""
+    """Whatever assembler and cache inductor has Triton take meanwhile; what is gone is compiled once more.
+
+    What is loaded for one architecture isn't for another.
+    """
     lines = printed(FOUND.replace("REMOVED", removed), tmp_path, str(tmp_path))
-    assert [line.split()[0] for line in lines] == ["compiled"] * compiled + ["True"]
-
-
-def test_a_process_without_a_gpu_compiles_for_several(tmp_path: Path) -> None:
-    """Once for each architecture."""
-    kernels = [line.split() for line in printed(ELSEWHERE, tmp_path)]
-    assert [arch for _, arch in kernels] == ["80", "90"]
-    assert len({name for name, _ in kernels}) == 1
+    assert [line.split()[0] for line in lines] == ["compiled"] * compiled + ["True", "False"]
