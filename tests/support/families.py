@@ -112,6 +112,10 @@ def _split(tiling: Any) -> bool:
     return bool(tiling.split > 1)
 
 
+def _stays(turns: int) -> Callable[[Any], bool]:
+    return lambda tiling: tiling.resident and tiling.turns == turns
+
+
 _POINTERS, _BOXES, _THREADS, _LOOPS = ContractionTiling, BoxTiling, FmaTiling, ReductionTiling
 
 FAMILIES: dict[str, Family] = {
@@ -145,6 +149,10 @@ FAMILIES: dict[str, Family] = {
         "bik,bkj->bij", "2x300x64 2x64x96", "4x3000x288 4x288x288",
         _BOXES, lambda tiling: _whole(tiling) and bool(tiling.rest), units=2,
     ),
+    "boxes, the right one stays": Family(
+        "ik,kj->ij", "700x160 160x96", "40000x160 160x96", _BOXES, _stays(1), units=2,
+    ),
+    "boxes in turns": Family("ik,kj->ij", "700x160 160x96", "40000x160 160x96", _BOXES, _stays(2), units=2),
     "boxes, loose": Family(
         "ik,jk->ij", "130x72 65x72", "3000x136 997x136", _BOXES, lambda tiling: _whole(tiling) and tiling.loose,
     ),

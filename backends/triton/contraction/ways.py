@@ -90,7 +90,7 @@ class BoxKernel(DeclaredCall):
     def __init__(self, tiling: BoxTiling, dtype: str, units: int, swapped: bool = False) -> None:
         self.tiling = tiling
         # Where threads write the result, the hardware gets any array in its place, and writes nothing.
-        piece, rest = (tiling.left, tiling.left) if tiling.by_threads else (tiling.out, tiling.out_rest)
+        piece, rest = (tiling.left, tiling.left) if tiling.by_threads else (tiling.out_piece, tiling.out_rest)
 
         def seen(view: View) -> Array:
             sizes, strides = tuple([dim.size for dim in view.dims]), tuple([dim.stride for dim in view.dims])

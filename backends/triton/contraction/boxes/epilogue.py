@@ -1,8 +1,9 @@
 """What Hopper's contraction kernel does to its sums: bias and activation, and how they leave.
 
-What takes time is done meanwhile: sums wait in shared memory, rounded, and the warps that have multiplied them work on
-them while the tensor cores are busy with the next tile. An instruction for each element costs about a cycle of the
-tensor cores' time, as measured on an H200; activations by warps of their own took longer.
+What takes time is done in one of two ways. In pieces: sums are activated in registers, and leave by columns. Or
+meanwhile: sums wait in shared memory, rounded, and the warps that have multiplied them work on them while the tensor
+cores are busy with the next tile. Either way, an instruction for each element costs about a cycle of the tensor cores'
+time, as measured on an H200; activations by warps of their own took longer.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment"
@@ -17,6 +18,7 @@ from einops_fast.backends.triton.contraction.boxes.tiles import (
     ROWS,
     dim_of,
     flat_box,
+    part_of,
     place_of,
     product_layout,
     run_of,
@@ -49,7 +51,7 @@ def bias_of(bias, number, own: gl.constexpr, columns_on: gl.constexpr, width: gl
     """The bias of a warp group's rows of a tile, of so many columns from one of its columns on, if there is any."""
     if has_bias(tiling) and width > 0:
         batch, row, column = tile_of(number, tiling)
-        place = place_of(field(tiling, "out"), batch, row, column, 0, own, columns_on)
+        place = place_of(field(tiling, "out"), batch, row, column, 0, part_of(tiling, own), columns_on)
         by_rows: gl.constexpr = _bias_has_rows(tiling)
         run: gl.constexpr = run_of(field(tiling, "out"), 1 if by_rows else 2)
         layout: gl.constexpr = gl.SliceLayout(1 if by_rows else 0, product_layout(width))
@@ -93,10 +95,10 @@ def hand_over(arrays, results, batch, row, column, own: gl.constexpr, tiling: gl
     """Have the hardware write to memory what a warp group has left there."""
     out, out_rest = arrays
     c, c_rest = results
-    place = place_of(field(tiling, "out"), batch, row, column, 0, own, 0)
+    place = place_of(field(tiling, "out"), batch, row, column, 0, part_of(tiling, own), 0)
     tma.async_copy_shared_to_global(out, place, c.index(own))
     if field(tiling, "rest") > 0:
-        place = place_of(field(tiling, "out_rest"), batch, row, column, 0, own, field(tiling, "width"))
+        place = place_of(field(tiling, "out_rest"), batch, row, column, 0, part_of(tiling, own), field(tiling, "width"))
         tma.async_copy_shared_to_global(out_rest, place, c_rest.index(own))
 
 
@@ -128,7 +130,7 @@ def write(
     layout: gl.constexpr = _written_layout(tiling, width)
     product = gl.convert_layout(product.to(array.dtype.element_ty), layout)
     batch, row, column = tile_of(number, tiling)
-    place = place_of(out, batch, row, column, 0, own, columns_on)
+    place = place_of(out, batch, row, column, 0, part_of(tiling, own), columns_on)
     down: gl.constexpr = run_of(field(tiling, "out"), 1)
     across: gl.constexpr = run_of(field(tiling, "out"), 2)
     rows = gl.arange(0, 64, layout=gl.SliceLayout(1, layout))
@@ -145,6 +147,66 @@ def write(
     downwards = rows * field(dim_of(out, down), "stride")
     places = array + downwards[:, None] + (columns * field(dim_of(out, across), "stride"))[None, :]
     gl.store(places, product, mask=exists)
+
+
+@gluon.jit
+def _halves(x):
+    """The left and the right columns of a product, which are in different registers."""
+    columns: gl.constexpr = x.shape[1] // 2
+    layout: gl.constexpr = product_layout(columns)
+    left, right = gl.split(x.reshape([64, 2, columns]).permute((0, 2, 1)))
+    return gl.convert_layout(left, layout), gl.convert_layout(right, layout)
+
+
+@gluon.jit
+def _in_pieces(x, count: gl.constexpr):
+    """A product by columns."""
+    found = (x,)
+    for _ in gl.static_range(count.bit_length() - 1):
+        wide = found
+        found = ()
+        for at in gl.static_range(len(wide)):
+            found = found + _halves(wide[at])
+    return found
+
+
+@gluon.jit
+def _leave(
+    piece, array, place, c, turn: gl.constexpr, again: gl.constexpr, own: gl.constexpr, tiling: gl.constexpr
+):  # fmt: skip
+    """Have a piece written through one of a warp group's two boxes in shared memory, which take turns.
+
+    ``again`` if the piece before, of another tile, took the same one.
+    """
+    view: gl.constexpr = field(tiling, "out_piece")
+    box = c.index(2 * own + turn % 2)
+    # What the box had before has been read when at most the other one is still on its way.
+    tma.store_wait(0 if again else 1)
+    barrier()
+    flat_box(box, 64, piece.shape[1], field(view, "turned")).store(piece)
+    fence_async_shared()
+    tma.async_copy_shared_to_global(array, place, box)
+
+
+@gluon.jit
+def finish_in_pieces(product, further, arrays, c, batch, row, column, own: gl.constexpr, tiling: gl.constexpr):
+    """Have a warp group's rows of a tile activated and written by columns: while some leave, the next are activated."""
+    out, before, _, _ = arrays
+    view: gl.constexpr = field(tiling, "out_piece")
+    epilogue: gl.constexpr = field(tiling, "epilogue")
+    keeps: gl.constexpr = field(epilogue, "keeps") if epilogue is not None else False
+    found = _in_pieces(product, field(tiling, "pieces"))
+    if field(tiling, "rest") > 0:
+        found = found + (further,)
+    odd: gl.constexpr = len(found) % 2 == 1 and not keeps
+    for at in gl.static_range(len(found)):
+        place = place_of(view, batch, row, column, 0, part_of(tiling, own), at * found[at].shape[1])
+        if keeps:
+            _leave(found[at].to(out.dtype), before, place, c, 2 * at, False, own, tiling)
+        piece = found[at]
+        if epilogue is not None:
+            piece = activated(piece, epilogue, out.dtype)
+        _leave(piece.to(out.dtype), out, place, c, 2 * at + 1 if keeps else at, at == 0 and odd, own, tiling)
 
 
 _PIECE = gl.constexpr(64 * 32)
@@ -183,12 +245,12 @@ def activate_meanwhile(step, number, arrays, results, own: gl.constexpr, tiling:
     """
     out, _, out_rest, _ = arrays
     c, c_rest = results
-    groups: gl.constexpr = field(tiling, "groups")
+    workers: gl.constexpr = field(tiling, "workers")
     pieces: gl.constexpr = _pieces(field(tiling, "width"))
     further: gl.constexpr = _pieces(field(tiling, "rest"))
     at = step - _LEAD
     if (at >= 0) & (at < pieces):
-        _activate_piece(c, own * pieces + at, groups * pieces, tiling)
+        _activate_piece(c, own * pieces + at, workers * pieces, tiling)
     elif step == last_meanwhile(tiling):
         fence_async_shared()
         barrier()
@@ -196,7 +258,7 @@ def activate_meanwhile(step, number, arrays, results, own: gl.constexpr, tiling:
         hand_over((out, out_rest), results, batch, row, column, own, tiling)
     elif (at >= pieces) & (at < pieces + further):
         if further > 0:
-            _activate_piece(c_rest, own * further + at - pieces, groups * further, tiling)
+            _activate_piece(c_rest, own * further + at - pieces, workers * further, tiling)
     elif step == _LEAD - 1:
         if field(field(tiling, "epilogue"), "keeps"):
             tma.store_wait(0)

@@ -14,6 +14,7 @@ from triton.experimental.gluon import language as gl
 from einops_fast.backends.triton.contraction.boxes.tiles import (
     CONTRACTED,
     dim_of,
+    part_of,
     place_of,
     product_layout,
     run_of,
@@ -51,7 +52,7 @@ def factor_of(factor, batch, row, step, own: gl.constexpr, tiling: gl.constexpr)
     if field(tiling, "factored"):
         view: gl.constexpr = field(tiling, "factor")
         along = gl.arange(0, _elements(tiling), layout=_layout(tiling))
-        place = place_of(view, batch, row, 0, step, own, 0)
+        place = place_of(view, batch, row, 0, step, part_of(tiling, own), 0)
         places = along * 0
         exists = along >= 0
         for at in gl.static_range(field(view, "rank")):
@@ -92,6 +93,6 @@ def multiplied(kept, found, batch, row, step, own: gl.constexpr, tiling: gl.cons
         view: gl.constexpr = field(tiling, "left")
         run: gl.constexpr = _run(tiling)
         along = gl.arange(0, field(tiling, "depth"), layout=gl.SliceLayout(0, left_layout(field(tiling, "width"))))
-        along += place_of(view, batch, row, 0, step, own, 0)[run]
+        along += place_of(view, batch, row, 0, step, part_of(tiling, own), 0)[run]
         product = gl.where((along < field(dim_of(view, run), "size"))[None, :], product, 0.0).to(kept.dtype)
     return product

@@ -2,7 +2,8 @@
 
 Some programs, one per multiprocessor, go through all tiles. One warp of a program copies boxes of the operands
 to shared memory, some steps ahead; warp groups multiply them and hand their part of the result to the hardware,
-which writes it while they multiply on. So what a tile begins and ends with is hidden behind the next one.
+which writes it while they multiply on. So what a tile begins and ends with is hidden behind the next one. Warp groups
+share tiles, or take turns with them.
 
 TMA and the products of warp groups are described in NVIDIA's PTX manual; the division of labour is that of
 CUTLASS's warp-specialised persistent kernels.
@@ -26,6 +27,7 @@ from einops_fast.backends.triton.contraction.boxes.epilogue import (
     activate_meanwhile,
     beginning,
     bias_of,
+    finish_in_pieces,
     hand_over,
     last_meanwhile,
     put,
@@ -35,6 +37,7 @@ from einops_fast.backends.triton.contraction.boxes.factor import factor_of, left
 from einops_fast.backends.triton.contraction.boxes.tiles import (
     flat_box,
     is_fresh,
+    part_of,
     place_of,
     steps_of,
     tile_of,
@@ -45,14 +48,27 @@ from einops_fast.backends.triton.device.indexing import field, take_turn
 
 
 @gluon.jit
+def _load_right(rights, batch, row, column, step, slot, ready, tiling: gl.constexpr):
+    """Have the right operand's boxes of a step copied, both parts."""
+    right, right_rest, b, b_rest = rights
+    place = place_of(field(tiling, "right"), batch, row, column, step, 0, 0)
+    tma.async_copy_global_to_shared(right, place, ready, b.index(slot))
+    if field(tiling, "rest") > 0:
+        place = place_of(field(tiling, "right_rest"), batch, row, column, step, 0, field(tiling, "width"))
+        tma.async_copy_global_to_shared(right_rest, place, ready, b_rest.index(slot))
+
+
+@gluon.jit
 def _load(copying, tiling: gl.constexpr):
     """What the copying warp does."""
     left, right, right_rest, operands, barriers = copying
     a, b, b_rest = operands
-    full, empty = barriers
+    rights = (right, right_rest, b, b_rest)
+    full, empty, there, _turn = barriers
     groups: gl.constexpr = field(tiling, "groups")
     stages: gl.constexpr = field(tiling, "stages")
     rest: gl.constexpr = field(tiling, "rest")
+    resident: gl.constexpr = field(tiling, "resident")
     left_bytes: gl.constexpr = left.block_type.nbytes * groups
     right_bytes: gl.constexpr = right.block_type.nbytes + (right_rest.block_type.nbytes if rest > 0 else 0)
     count = 0
@@ -64,14 +80,16 @@ def _load(copying, tiling: gl.constexpr):
             ready = full.index(stage)
             fresh = is_fresh(step, begin, tiling)
             mbarrier.wait(empty.index(stage), count // stages & 1 ^ 1)
-            if field(tiling, "repeats") > 1:
-                mbarrier.expect(ready, right_bytes, pred=fresh == 0)
-            mbarrier.expect(ready, left_bytes + right_bytes, pred=fresh)
-            place = place_of(field(tiling, "right"), batch, row, column, step, 0, 0)
-            tma.async_copy_global_to_shared(right, place, ready, b.index(stage))
-            if rest > 0:
-                place = place_of(field(tiling, "right_rest"), batch, row, column, step, 0, field(tiling, "width"))
-                tma.async_copy_global_to_shared(right_rest, place, ready, b_rest.index(stage))
+            if resident:
+                mbarrier.expect(ready, left_bytes)
+                if number < gl.num_programs(0):
+                    mbarrier.expect(there.index(step), right_bytes)
+                    _load_right(rights, batch, row, column, step, step, there.index(step), tiling)
+            else:
+                if field(tiling, "repeats") > 1:
+                    mbarrier.expect(ready, right_bytes, pred=fresh == 0)
+                mbarrier.expect(ready, left_bytes + right_bytes, pred=fresh)
+                _load_right(rights, batch, row, column, step, stage, ready, tiling)
             for group in gl.static_range(groups):
                 place = place_of(field(tiling, "left"), batch, row, column, step, group, 0)
                 tma.async_copy_global_to_shared(left, place, ready, a.index(stage * groups + group), pred=fresh)
@@ -80,13 +98,14 @@ def _load(copying, tiling: gl.constexpr):
 
 @gluon.jit
 def _multiply(shared, tiling: gl.constexpr, own: gl.constexpr):
-    """What warp group ``own`` does: its rows of every tile."""
+    """What warp group ``own`` does: its rows of every tile, or all of every second tile."""
     arrays, third, written, operands, results, barriers = shared
     out, before, out_rest, before_rest = arrays
     a, b, b_rest = operands
-    full, empty = barriers
+    full, empty, there, turn = barriers
     epilogue: gl.constexpr = field(tiling, "epilogue")
     groups: gl.constexpr = field(tiling, "groups")
+    turns: gl.constexpr = field(tiling, "turns")
     stages: gl.constexpr = field(tiling, "stages")
     width: gl.constexpr = field(tiling, "width")
     depth: gl.constexpr = field(tiling, "depth")
@@ -100,9 +119,14 @@ def _multiply(shared, tiling: gl.constexpr, own: gl.constexpr):
     if field(tiling, "factored"):
         kept = gl.zeros([64, depth], a.dtype, layout=left_layout(width))
     count = 0
+    lap = 0
     waiting = -1
     first = gl.program_id(0)
-    apart = gl.num_programs(0)
+    apart = gl.num_programs(0) * turns
+    if turns > 1:
+        # The steps of the tiles in between are the other one's.
+        first += own * gl.num_programs(0)
+        count += own * steps
     earliest = gl.minimum(first, field(tiling, "total") - 1)
     added = bias_of(third, earliest, own, 0, width, tiling)
     added_further = bias_of(third, earliest, own, width, rest, tiling)
@@ -112,20 +136,28 @@ def _multiply(shared, tiling: gl.constexpr, own: gl.constexpr):
         further = beginning(added_further, rest, tiling)
         begin, end = steps_of(number, tiling)
         found = factor_of(third, batch, row, begin, own, tiling)
+        if turns > 1:
+            # What the other one has waited for tells apart the times that a stage is filled.
+            mbarrier.wait(turn.index(own), (lap + 1 - own) & 1)
+            lap += 1
         for step in range(begin, end):
             stage = count % stages
             mbarrier.wait(full.index(stage), count // stages & 1)
-            left = flat_box(a.index(stage * groups + own), 64, depth, left_turned)
+            slot = stage
+            if field(tiling, "resident"):
+                slot = step
+                mbarrier.wait(there.index(step), 0)
+            left = flat_box(a.index(stage * groups + part_of(tiling, own)), 64, depth, left_turned)
             if field(tiling, "factored"):
                 if is_fresh(step, begin, tiling):
                     kept = left.load(left_layout(width))
                 left = multiplied(kept, found, batch, row, step, own, tiling)
                 found = factor_of(third, batch, row, gl.minimum(step + 1, end - 1), own, tiling)
-            product = warpgroup_mma(left, flat_box(b.index(stage), depth, width, right_turned), product, is_async=True)
+            product = warpgroup_mma(left, flat_box(b.index(slot), depth, width, right_turned), product, is_async=True)
             if rest > 0:
                 if field(tiling, "factored"):
                     left = gl.convert_layout(left, left_layout(rest))
-                right = flat_box(b_rest.index(stage), depth, rest, right_turned)
+                right = flat_box(b_rest.index(slot), depth, rest, right_turned)
                 further = warpgroup_mma(left, right, further, is_async=True)
                 # One step stays in flight; the boxes of the one before aren't needed any more.
                 product, further = warpgroup_mma_wait(2 * in_flight, deps=[product, further])
@@ -135,16 +167,20 @@ def _multiply(shared, tiling: gl.constexpr, own: gl.constexpr):
             if meanwhile:
                 activate_meanwhile(gl.where(waiting < 0, -1, step), waiting, arrays, results, own, tiling)
             count += 1
+        if turns > 1:
+            mbarrier.arrive(turn.index(1 - own))
         if rest > 0:
             product, further = warpgroup_mma_wait(0, deps=[product, further])
         else:
             product = warpgroup_mma_wait(0, deps=[product])
         mbarrier.arrive(empty.index((count + stages - 1) % stages))
+        if turns > 1:
+            count += steps
         # The next tile's bias is on its way while this one ends.
         following = gl.minimum(number + apart, field(tiling, "total") - 1)
         added = bias_of(third, following, own, 0, width, tiling)
         added_further = bias_of(third, following, own, width, rest, tiling)
-        if epilogue is not None and not meanwhile:
+        if epilogue is not None and not meanwhile and field(tiling, "pieces") == 1:
             product = activated(product, epilogue, a.dtype)
             if rest > 0:
                 further = activated(further, epilogue, a.dtype)
@@ -152,6 +188,8 @@ def _multiply(shared, tiling: gl.constexpr, own: gl.constexpr):
             write(product, written, number, own, 0, width, tiling)
             if rest > 0:
                 write(further, written, number, own, width, rest, tiling)
+        elif field(tiling, "pieces") > 1:
+            finish_in_pieces(product, further, arrays, results[0], batch, row, column, own, tiling)
         else:
             if meanwhile:
                 if waiting >= 0:
@@ -190,32 +228,46 @@ def box_kernel(
     stages: gl.constexpr = field(tiling, "stages")
     rest: gl.constexpr = field(tiling, "rest")
     a = gl.allocate_shared_memory(dtype, [stages * groups] + left.block_type.shape, left.layout)
-    b = gl.allocate_shared_memory(dtype, [stages] + right.block_type.shape, right.layout)
+    slots: gl.constexpr = field(tiling, "depths") if field(tiling, "resident") else stages
+    b = gl.allocate_shared_memory(dtype, [slots] + right.block_type.shape, right.layout)
     b_rest = b
     if rest > 0:
-        b_rest = gl.allocate_shared_memory(dtype, [stages] + right_rest.block_type.shape, right_rest.layout)
+        b_rest = gl.allocate_shared_memory(dtype, [slots] + right_rest.block_type.shape, right_rest.layout)
     c = b
     c_rest = b
+    workers: gl.constexpr = field(tiling, "workers")
     if not field(tiling, "by_threads"):
-        c = gl.allocate_shared_memory(dtype, [groups] + out.block_type.shape, out.layout)
-        if rest > 0:
-            c_rest = gl.allocate_shared_memory(dtype, [groups] + out_rest.block_type.shape, out_rest.layout)
+        boxes: gl.constexpr = workers if field(tiling, "pieces") == 1 else 2 * workers
+        c = gl.allocate_shared_memory(dtype, [boxes] + out.block_type.shape, out.layout)
+        if rest > 0 and field(tiling, "pieces") == 1:
+            c_rest = gl.allocate_shared_memory(dtype, [workers] + out_rest.block_type.shape, out_rest.layout)
     full = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(stages):
         mbarrier.init(full.index(stage), count=1)
         mbarrier.init(empty.index(stage), count=groups)
+    # Those of the right operand's boxes, where they stay; and of whose turn it is.
+    there = full
+    if field(tiling, "resident"):
+        there = gl.allocate_shared_memory(gl.int64, [slots, 1], mbarrier.MBarrierLayout())
+        for slot in gl.static_range(slots):
+            mbarrier.init(there.index(slot), count=1)
+    turn = full
+    if field(tiling, "turns") > 1:
+        turn = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+        mbarrier.init(turn.index(0), count=1)
+        mbarrier.init(turn.index(1), count=1)
     operands = (a, b, b_rest)
     arrays = (out, before, out_rest, before_rest)
     results = (c, c_rest)
-    barriers = (full, empty)
+    barriers = (full, empty, there, turn)
     fence_async_shared()
     barrier()
     shared = (arrays, third, written, operands, results, barriers)
     copying = (left, right, right_rest, operands, barriers)
     warps: gl.constexpr = field(tiling, "worker_warps")
     registers: gl.constexpr = field(tiling, "worker_registers")
-    if groups > 1:
+    if workers > 1:
         gl.warp_specialize(
             [(_multiply, (shared, tiling, 0)), (_multiply, (shared, tiling, 1)), (_load, (copying, tiling))],
             warps,

@@ -70,11 +70,16 @@ class BoxTiling(Tiling):
     width: int
     depth: int
     swath: int = 8
+    # in how many pieces, by columns, a warp group's rows of a tile are activated and leave, through shared memory
+    # for two of them; 1 if all leave at once. A second part is one piece more, of the same width.
+    pieces: int = 1
     rest: int = 0  # columns of a tile's second part, where their number is no power of two
     # its strides along the axes of `out`; it has at most one of the two that boxes extend along
     bias: tuple[int, ...] = ()
     # where the left operand is a product, the other factor; it lacks one of the axes that boxes extend along
     factor: View | None = None
+    # the right operand is copied once, with the first of a program's tiles, and stays in shared memory
+    resident: bool = False
     # the result lies as the hardware can't write it, such as in rows that begin at odd places: threads do
     loose: bool = False
 
@@ -98,10 +103,12 @@ class BoxTiling(Tiling):
         """The tiles in short, unique among those of one problem."""
         apart = any(dim.shift == 1 for dim in self.left.dims)
         rows = f"{self.groups}·64" if apart else f"{64 * self.groups}"
-        parts = f", split {self.split}" if self.split > 1 else ""
+        turns = ", in turns" if self.turns > 1 else ""
+        pieces = f", {self.pieces} pieces" if self.pieces > 1 else ""
+        parts = f", split {self.split}" if self.split > 1 else ", the right one stays" if self.resident else ""
         tile = f"{rows}×{self.width + self.rest}×{self.depth}"
         loose = ", loose" if self.loose else ""
-        return f"contraction of boxes {tile}, {self.stages} stages{parts}{loose}"
+        return f"contraction of boxes {tile}, {self.stages} stages{pieces}{parts}{turns}{loose}"
 
     @property
     def by_threads(self) -> bool:
@@ -116,7 +123,20 @@ class BoxTiling(Tiling):
     @property
     def meanwhile(self) -> bool:
         """Whether the activation is applied to the rounded sums, while the next tile is multiplied."""
-        return not self.loose and _ends_late(self.epilogue)
+        return self.pieces == 1 and not self.loose and ends_late(self.epilogue)
+
+    @property
+    def out_piece(self) -> View:
+        """How the result is seen where it's written."""
+        return _narrowed(self.out, self.width // self.pieces)
+
+    @property
+    def turns(self) -> int:
+        """Warp groups that have whole tiles by turns: while one multiplies, another one ends its own.
+
+        Where the right operand stays, two read no more than one does.
+        """
+        return 2 if self.resident and self.groups == 1 else 1
 
     @property
     def repeats(self) -> int:
@@ -126,19 +146,24 @@ class BoxTiling(Tiling):
         return min(dim.divisor for dim in self.left.dims if dim.role == CONTRACTED)
 
     @property
+    def workers(self) -> int:
+        """Warp groups that multiply."""
+        return self.groups * self.turns
+
+    @property
     def worker_warps(self) -> tuple[int, ...]:
         """Of the parts of a program beside the first warp group: another one, the copies."""
-        return (4,) * (self.groups - 1) + (1,)
+        return (4,) * (self.workers - 1) + (1,)
 
     @property
     def worker_registers(self) -> tuple[int, ...]:
         """Of each of their threads."""
-        return (240,) * (self.groups - 1) + (24,)
+        return (240,) * (self.workers - 1) + (24,)
 
     @property
     def registers(self) -> int | None:
         """Of each thread before they are shared out; the first warp group is left as many as the second one has."""
-        return 168 if self.groups > 1 else None
+        return 168 if self.workers > 1 else None
 
     @property
     def depths(self) -> int:
@@ -161,8 +186,8 @@ class BoxTiling(Tiling):
         return 1 + sum((dim.size - 1) * dim.stride for dim in self.out.dims)
 
 
-def _ends_late(epilogue: Epilogue | None) -> bool:
-    """Whether what is done to sums takes so long that it is done while the next ones are made."""
+def ends_late(epilogue: Epilogue | None) -> bool:
+    """Whether what is done to sums takes so long that there is more than one way to do it."""
     return epilogue is not None and (epilogue.keeps or epilogue.activation not in _SHORT)
 
 
@@ -216,6 +241,12 @@ def place_of(view: gl.constexpr, batch, row, column, step, group, columns_on: gl
     for at in gl.static_range(field(view, "rank")):
         place = place + (_position(dim_of(view, at), batch, row, column, step, group, columns_on),)
     return place
+
+
+@gluon.constexpr_function
+def part_of(tiling, own):
+    """Which 64 rows of a tile are those of warp group ``own``."""
+    return own if tiling.turns == 1 else 0
 
 
 @gluon.jit

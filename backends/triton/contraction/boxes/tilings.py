@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from math import prod
 
 from einops_fast.backends.triton.contraction.boxes.tiles import (
@@ -14,6 +15,7 @@ from einops_fast.backends.triton.contraction.boxes.tiles import (
     BoxTiling,
     Dim,
     View,
+    ends_late,
 )
 from einops_fast.backends.triton.contraction.problems import Contraction
 from einops_fast.backends.triton.contraction.tiling import (
@@ -46,7 +48,7 @@ _SHARED = 225 << 10
 _MOST_STAGES = 6
 
 _LEAST_STEPS = 4
-"""Of a part of a sum."""
+"""Of a part of a sum; and of one whose right operand stays in shared memory."""
 
 _MOST_ROUNDS = 6
 """Tiles for each multiprocessor up to which sums are cut into parts."""
@@ -56,6 +58,9 @@ _WIDE = 2 * 256
 
 _FAR = 1 << 22
 """Elements between neighbours of a result that threads write beyond which offsets in a tile may not fit in 32 bits."""
+
+_PIECE = 64
+"""Columns that leave together, where not all do."""
 
 _CACHE = 2.6
 """How many times faster than memory the L2 cache is for such copies, as measured on an H200."""
@@ -150,11 +155,12 @@ def _all(problem: Contraction, tiled: tuple[Axis, Axis, Axis], on: Ceilings) -> 
         if groups > 1 and others:
             aparts.append(max(others, key=lambda axis: axis.size))
         for apart in aparts:
-            for depth in _depths(contracted.size):
-                tiling = _tiling(problem, tiled, apart, groups, (width, rest), depth)
+            for pieces, depth in product(_pieces(problem, width, rest), _depths(contracted.size)):
+                tiling = _tiling(problem, tiled, apart, groups, (width, rest), depth, pieces)
                 if tiling.stages > 1:
                     yield tiling
                     yield from _in_parts(tiling, on)
+                    yield from _resident(tiling, on)
 
 
 def _depths(size: int) -> Iterator[int]:
@@ -164,6 +170,13 @@ def _depths(size: int) -> Iterator[int]:
     half = deepest // 2
     if half >= 16 and padded(size, half) < 0.93 * padded(size, deepest):
         yield half
+
+
+def _pieces(problem: Contraction, width: int, rest: int) -> Iterator[int]:
+    """In how many pieces a tile may leave: where the end of one takes time, each way is faster for some."""
+    yield 1
+    if ends_late(problem.epilogue) and not rest and width > _PIECE and not loose(problem):
+        yield width // _PIECE
 
 
 def _in_parts(tiling: BoxTiling, on: Ceilings) -> Iterator[BoxTiling]:
@@ -179,12 +192,33 @@ def _in_parts(tiling: BoxTiling, on: Ceilings) -> Iterator[BoxTiling]:
         yield _staged(replace(tiling, split=even_parts(steps, split)))
 
 
+def _resident(tiling: BoxTiling, on: Ceilings) -> Iterator[BoxTiling]:
+    """The tiling with the right operand in shared memory, where it's the same for several tiles and leaves room.
+
+    With few steps, little is read again anyway.
+    """
+    batches, row_tiles, column_tiles, steps = tiling.tiles
+    piece = tiling.rest or min(_PIECE, tiling.width)
+    few = row_tiles < 2 * on.units or steps < _LEAST_STEPS
+    kept = tiling.epilogue is not None or tiling.factor is not None
+    if batches * column_tiles > 1 or few or kept or piece < 32:
+        return
+    stays = _staged(replace(tiling, resident=True, pieces=1 if tiling.loose else max(1, tiling.width // piece)))
+    if stays.stages > 2:
+        yield stays
+
+
 def _staged(tiling: BoxTiling) -> BoxTiling:
-    """The tiling with as many steps in shared memory as fit beside what leaves."""
+    """The tiling with as many steps in shared memory as fit beside what leaves, and a right operand that stays."""
     columns, rows = tiling.width + tiling.rest, _GROUP_ROWS * tiling.groups
-    held = 0 if tiling.split > 1 else rows * (tiling.width if tiling.loose else columns)
-    step = (rows + columns) * tiling.depth
-    return replace(tiling, stages=min((_SHARED - _ITEM * held) // (_ITEM * step), _MOST_STAGES))
+    at_once = tiling.width if tiling.loose else columns
+    leaving = at_once if tiling.pieces == 1 else 2 * tiling.width // tiling.pieces
+    held = 0 if tiling.split > 1 else _GROUP_ROWS * tiling.workers * leaving
+    step, most = (rows + columns) * tiling.depth, _MOST_STAGES
+    if tiling.resident:
+        held += columns * tiling.depth * tiling.tiles[CONTRACTED]
+        step, most = rows * tiling.depth, 2 * _MOST_STAGES
+    return replace(tiling, stages=min((_SHARED - _ITEM * held) // (_ITEM * step), most))
 
 
 def _tiling(
@@ -194,6 +228,7 @@ def _tiling(
     groups: int,
     widths: tuple[int, int],
     depth: int,
+    pieces: int,
 ) -> BoxTiling:
     width, rest = widths
     rows, columns, contracted = tiled
@@ -234,6 +269,7 @@ def _tiling(
         width,
         depth,
         swath=16 if groups * width >= _WIDE else 8,
+        pieces=pieces,
         rest=rest,
         epilogue=problem.epilogue,
         bias=bias,
@@ -265,9 +301,9 @@ def _seconds(problem: Contraction, tiling: BoxTiling, on: Ceilings) -> float:
     rows, columns = _GROUP_ROWS * tiling.groups, tiling.width + tiling.rest
     steps = -(-tiling.tiles[CONTRACTED] // tiling.split)
     products = 2 * tiling.total * rows * columns * steps * tiling.depth
-    reach: float = min(1.0, (rows * columns / 32768) ** 0.15)
+    reach: float = min(1.0, (rows * tiling.turns * columns / 32768) ** 0.15)
     arithmetic = waiting * products / (on.gemm_rate("float16") * reach)
-    loaded = rows / tiling.repeats + columns
+    loaded = rows if tiling.resident else rows / tiling.repeats + columns
     cache = waiting * _ITEM * tiling.total * steps * tiling.depth * loaded / (on.bandwidth * _CACHE)
     if problem.factored:
         arithmetic *= _FROM_REGISTERS
@@ -280,5 +316,5 @@ def _seconds(problem: Contraction, tiling: BoxTiling, on: Ceilings) -> float:
         # Nothing is multiplied meanwhile.
         parts = _BY_THREADS[tiling.stored_at_once] * _ITEM * tiling.reach / (on.bandwidth * _CACHE)
     # What isn't hidden of the end of one tile behind the next.
-    tail = 0.1 * min(arithmetic, memory)
+    tail = 0.1 / tiling.turns * min(arithmetic, memory)
     return max(arithmetic, cache, memory) + tail + parts + on.call

@@ -1,15 +1,16 @@
 """The contraction kernel that has boxes copied by the hardware: on Hopper, and its source on a CPU."""
 
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
-from families import executed
 from fused_steps import ON, fused_step
 from gluon_on_cpu import boxes_on_cpu
 from kernel_problems import check, problems
-from kernel_tensors import DEVICE, MEMORY, randoms
+from kernel_tensors import DEVICE, MEMORY
 
 from einops_fast.backends.triton.contraction import candidates
 from einops_fast.backends.triton.contraction.boxes.tilings import tilings
@@ -20,7 +21,11 @@ from einops_fast.backends.triton.device.tiling import Axis
 from einops_fast.backends.triton.launching.launch import copies_boxes
 from einops_fast.planning.layout import contiguous_strides
 
-on_hopper_or_cpu = pytest.mark.skipif(DEVICE != "cpu" and not copies_boxes(), reason="needs a Hopper GPU, or none")
+on_hopper = pytest.mark.skipif(DEVICE == "cpu" or not copies_boxes(), reason="needs a Hopper GPU")
+
+
+def halves(*shapes: tuple[int, ...]) -> list[Any]:
+    return [torch.randn(shape).half() for shape in shapes]
 
 
 PROBLEMS = [
@@ -50,47 +55,72 @@ FACTORED = [
     ("clhn,chpn,hcl->clhp", (2, 70, 2, 40), (2, 2, 40, 40), (2, 2, 70)),
 ]
 
+STAYING = [
+    ("ik,kj->ij", (700, 160), (160, 96)),  # columns in two parts
+    ("bda,dc->abc", (5, 152, 136), (152, 288)),  # the left one along rows, steps that aren't whole
+    ("acd,db->abc", (9, 80, 264), (264, 64)),  # the result along rows
+    ("ik,jk->ij", (450, 264), (65, 264)),  # threads write
+]
+"""Where the right operand may stay in shared memory, on a device so small that each program has several tiles."""
 
-def boxes(equation: str, operands: Any) -> list[BoxCandidate]:
-    """Those that can be run here: Triton adds up the parts of sums, on a GPU where there is one."""
+
+def boxes(equation: str, operands: Any, on: Any = ON) -> list[BoxCandidate]:
     dtype = str(operands[0].dtype).removeprefix("torch.")
     return [
-        way for way in kernel_candidates(fused_step(equation, operands), dtype, ON) if isinstance(way, BoxCandidate)
+        way for way in kernel_candidates(fused_step(equation, operands), dtype, on) if isinstance(way, BoxCandidate)
     ]
 
 
-@on_hopper_or_cpu
-@problems(*PROBLEMS, *FACTORED)
-def test_boxes(equation: str, shapes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every tiling, on a CPU with several tiles for each program: both warp groups have parts of each."""
-    monkeypatch.setattr(candidates, "_BOXES_WORTH_TRYING", 20)
-    operands = randoms(shapes, "float16")
-    with executed():
-        found = boxes(equation, operands)
+def boxes_executed(equation: str, operands: Any, on: Any = ON) -> list[BoxCandidate]:
+    """Those that can be executed on a CPU: Triton adds up the parts of sums, on a GPU where there is one."""
+    return [way for way in boxes(equation, operands, on) if DEVICE == "cpu" or way.tiling.split == 1]
+
+
+@on_hopper
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@problems(*PROBLEMS)
+def test_boxes(equation: str, shapes: Any, dtype: str) -> None:
+    operands = [torch.randn(shape, dtype=getattr(torch, dtype), device="cuda") for shape in shapes]
+    found = boxes(equation, operands)
+    assert found
+    check(equation, operands, found)
+
+
+@problems(*PROBLEMS, *FACTORED, *STAYING)
+def test_boxes_on_a_cpu(equation: str, shapes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every tiling, with several tiles for each program: both warp groups have parts of each, or take turns."""
+    stays = (equation, *shapes) in STAYING
+    monkeypatch.setattr(candidates, "_BOXES_WORTH_TRYING", 40 if stays else 20)
+    operands = halves(*shapes)
+    with boxes_on_cpu(2):
+        found = boxes_executed(equation, operands, replace(ON, units=2) if stays else ON)
+        if stays:
+            found = [way for way in found if way.tiling.resident]
+            assert {way.tiling.turns for way in found} == {1, 2}
         assert found
         check(equation, operands, found)
 
 
-@on_hopper_or_cpu
-def test_boxes_of_slices() -> None:
-    left, right = randoms(((300, 4, 96), (160, 2, 80)), "float16")
-    operands = left[10:250, :, 16:80], right[:, 1, 8:72]
-    with executed():
-        found = boxes("ihk,jk->hij", operands)
-        assert found
-        check("ihk,jk->hij", operands, found)
-
-
-@on_hopper_or_cpu
 def test_a_result_that_the_hardware_writes_in_another_order() -> None:
-    operands = randoms(((136, 72), (65, 72)), "float16")
-    with executed():
-        found = boxes("ik,jk->ij", operands)
+    operands = halves((136, 72), (65, 72))
+    with boxes_on_cpu(2):
+        found = boxes_executed("ik,jk->ij", operands)
         assert {(each.tiling.loose, each.in_order) for each in found} == {(True, True), (False, False)}
         check("ik,jk->ij", operands, found)
 
 
-@on_hopper_or_cpu
+@on_hopper
+@pytest.mark.gpu
+def test_boxes_of_slices() -> None:
+    left = torch.randn(300, 4, 96, dtype=torch.float16, device="cuda")[10:250, :, 16:80]
+    right = torch.randn(160, 2, 80, dtype=torch.float16, device="cuda")[:, 1, 8:72]
+    found = boxes("ihk,jk->hij", (left, right))
+    assert found
+    check("ihk,jk->hij", (left, right), found)
+
+
+@on_hopper
 @pytest.mark.gpu
 def test_another_kernel_where_an_address_is_not_aligned() -> None:
     left, right = (torch.randn(256, 64, dtype=torch.float16, device="cuda") for _ in range(2))
@@ -105,44 +135,44 @@ def test_another_kernel_where_an_address_is_not_aligned() -> None:
 
 @problems(PROBLEMS[7], PROBLEMS[8])
 def test_another_kernel_where_the_launcher_refuses_an_address(equation: str, shapes: Any) -> None:
-    operands = randoms(shapes, "float16")
+    operands = [each.to(DEVICE) for each in halves(*shapes)]
     with boxes_on_cpu(2), mock.patch.object(BoxKernel, "__call__", return_value=False):
         check(equation, operands, boxes(equation, operands))
 
 
 def loops(equation: str, *shapes: tuple[int, ...]) -> Any:
-    step = fused_step(equation, randoms(shapes, "float16", "meta"))
+    step = fused_step(equation, [torch.empty(shape, dtype=torch.float16, device="meta") for shape in shapes])
     return problem(step, contiguous_strides(step.shape))
 
 
-BACKWARDS = Contraction((), (Axis(256, (-128, 0, 256)),), (Axis(256, (0, 1, 1)),), (Axis(128, (1, 256, 0)),))
-
-
-@pytest.mark.parametrize(
-    ("of", "dtype", "any_boxes"),
-    [
-        (loops("ik,kj->ij", (256, 128), (128, 256)), "float16", True),
-        (loops("ik,kj->ij", (256, 128), (128, 256)), "float32", False),
-        (loops("ik,kj->ij", (256, 100), (100, 256)), "float16", False),  # strides of 200 bytes
-        (loops("aebf,dfce->abcd", (8, 16, 8, 64), (8, 64, 8, 16)), "float16", False),  # two contracted axes
-        (loops("dca,bd->abc", (64, 64, 64), (64, 64)), "float16", False),  # contiguous along two kinds of rows
-        (BACKWARDS, "float16", False),  # a negative stride
-    ],
+@problems(
+    ("ik,kj->ij", (256, 100), (100, 256)),  # strides of 200 bytes
+    ("aebf,dfce->abcd", (8, 16, 8, 64), (8, 64, 8, 16)),  # contiguous along two contracted axes
+    ("dca,bd->abc", (64, 64, 64), (64, 64)),  # contiguous along two kinds of rows
 )
-def test_boxes_are_offered_where_the_hardware_can_copy_them(of: Any, dtype: str, any_boxes: bool) -> None:
-    assert bool(tilings(of, dtype, ON)) == any_boxes
+def test_no_boxes_where_strides_forbid_it(equation: str, shapes: Any) -> None:
+    assert tilings(loops(equation, *shapes), "float16", ON) == []
 
 
-@on_hopper_or_cpu
+def test_no_boxes_of_wide_elements_nor_of_negative_strides() -> None:
+    of = loops("ik,kj->ij", (256, 128), (128, 256))
+    assert tilings(of, "float16", ON)
+    assert tilings(of, "float32", ON) == []
+    rows, columns, contracted = Axis(256, (-128, 0, 256)), Axis(256, (0, 1, 1)), Axis(128, (1, 256, 0))
+    assert tilings(Contraction((), (rows,), (columns,), (contracted,)), "float16", ON) == []
+
+
+@pytest.mark.skipif(DEVICE != "cpu" and not copies_boxes(), reason="needs a Hopper GPU, or none")
 @pytest.mark.filterwarnings("ignore:invalid value encountered in multiply")
 def test_an_infinite_factor_is_multiplied_with_what_there_is() -> None:
     """Boxes reach beyond the 72 positions of ``j``."""
-    factor, matrices, other = operands = randoms(((70, 6), (40, 6, 72), (70, 72)), "float16")
+    factor, matrices, other = (each.to(DEVICE) for each in halves((70, 6), (40, 6, 72), (70, 72)))
     factor[3, 2] = float("inf")
     matrices.abs_()
     other.abs_()
-    with executed():
-        found = boxes("bi,oij,bj->bo", operands)
+    operands = factor, matrices, other
+    with boxes_on_cpu(2) if DEVICE == "cpu" else nullcontext():
+        found = boxes_executed("bi,oij,bj->bo", operands)
         assert found
         for way in found:
             result = way.run(MEMORY, 0)(*(operands[at] for at in fused_step("bi,oij,bj->bo", operands).reads))
