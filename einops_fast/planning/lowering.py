@@ -13,7 +13,7 @@ from itertools import chain
 from math import prod
 
 from einops_fast.planning.chains import chain_of, chain_order, right_operands, with_factor
-from einops_fast.planning.cost import ITEM_SIZES
+from einops_fast.planning.cost import ITEM_SIZES, is_complex
 from einops_fast.planning.layout import Term, arranged, compact_strides, contiguous_strides, padded_strides
 from einops_fast.planning.notation import Subscripts
 from einops_fast.planning.pairs import contract_pair, native_step
@@ -206,7 +206,7 @@ class Lowering:
         labels = set("".join(term.labels for term in terms))
         if labels in (set(self.subscripts.output), *(set(term.labels) for term in terms)):
             return terms  # nothing is summed, or each is read once: there's nothing to compute beyond that
-        if len(path) > 1:
+        if len(path) > 1 or not self.numerics.gemm or is_complex(self.numerics.compute):
             return None
         inputs, output = [term.labels for term in terms], self.subscripts.output
         order = chain_order(inputs, output)
