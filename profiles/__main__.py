@@ -17,8 +17,6 @@ from einops_fast.profiles.reporting.results import reports_folder
 from einops_fast.profiles.studies import STUDIES
 from einops_fast.vocabulary import closest
 
-__all__ = ["main", "parser_of"]
-
 EVERY_STUDY = "all"
 PEERS = tuple(dict.fromkeys(name for study in STUDIES.values() for name in study.peers))
 FAMILIES = tuple(dict.fromkeys(name for study in STUDIES.values() for name in study.families))

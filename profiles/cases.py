@@ -13,11 +13,6 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import TypeVar
 
-__all__ = [
-    "BACKWARD", "CONTRACTIONS", "ITEM_SIZES", "MODES", "PROBLEMS", "AnyCase", "Case", "Shape", "curve", "parts",
-    "select",
-]  # fmt: skip
-
 # How to compute a problem: the native einsum, the same with ``optimize=True``, by hand, ours, and the native call with
 # our patch in place.
 MODES = ("einsum", "einsum_optimize", "no_einsum", "fast_einsum", "patched")

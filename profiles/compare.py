@@ -21,8 +21,6 @@ from einops_fast.profiles.reporting.records import ALL, Extent, Note, Options, R
 from einops_fast.profiles.reporting.results import Result
 from einops_fast.profiles.studies import STUDIES
 
-__all__ = ["Run", "run_studies", "run_study"]
-
 INTERRUPTED = 130  # The exit status of a run that Ctrl-C ended, as a shell has it
 
 

@@ -20,11 +20,6 @@ if TYPE_CHECKING:
 
     Values = NDArray[np.float64]
 
-__all__ = [
-    "CACHE_FLUSH_BYTES", "FRAMEWORKS", "Framework", "Unavailable", "cpu_name", "default_device", "installed", "load",
-    "thread_environment",
-]  # fmt: skip
-
 CACHE_FLUSH_BYTES = 256 << 20  # More than the last cache of any GPU so far
 
 Call = Callable[..., Any]

@@ -18,8 +18,6 @@ from einops_fast.profiles.study import Study, Task
 from einops_fast.profiles.timing.measure import FULL, QUICK, Effort, Timing, too_wrong
 from einops_fast.profiles.ways import Way
 
-__all__ = ["Found", "JobStudy", "apart"]
-
 
 @dataclass(frozen=True)
 class Found:

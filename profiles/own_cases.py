@@ -18,8 +18,6 @@ from typing import Any
 
 from einops_fast.profiles.cases import Case
 
-__all__ = ["read_cases"]
-
 
 def read_cases(path: Path) -> tuple[Case, ...]:
     """Return the cases of a file, or raise ValueError, which says which case is wrong, and why."""

@@ -26,8 +26,6 @@ from einops_fast.profiles.frameworks import thread_environment
 from einops_fast.profiles.reporting.records import Options, Record, decode, skipped
 from einops_fast.runtime.background import processors
 
-__all__ = ["Child", "Job", "run_ahead", "run_worker", "started"]
-
 WORKER = "einops_fast.profiles.worker"
 MOST_PROCESSES = 14
 CACHES = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "EINOPS_FAST_CACHE_DIR")

@@ -11,8 +11,6 @@ from einops_fast.profiles.overhead.study import OverheadStudy
 from einops_fast.profiles.programs.study import ProgramsStudy
 from einops_fast.profiles.study import Study
 
-__all__ = ["STUDIES"]
-
 STUDIES: dict[str, Study] = {
     "einsum": EinsumStudy(),
     "contraction": ContractionStudy(),

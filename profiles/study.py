@@ -27,8 +27,6 @@ from einops_fast.profiles.timing import measure as runner
 from einops_fast.profiles.timing.ceilings import Work, measure_ceilings
 from einops_fast.profiles.ways import Call, Compiler, Inputs, Way, bind, inputs
 
-__all__ = ["Study", "Task"]
-
 Plan = dict[str, list[tuple[Any, list[bool]]]]  # Cases with their directions, by dtype
 
 

@@ -13,11 +13,6 @@ import einops_fast
 from einops_fast.profiles.cases import Case, Shape
 from einops_fast.profiles.frameworks import Framework
 
-__all__ = [
-    "Around", "Call", "Compiler", "Inputs", "Way", "answer", "as_tuple", "bind", "in_float64", "inputs", "our_way",
-    "stored_shapes",
-]  # fmt: skip
-
 Around = Callable[[], AbstractContextManager[Any]]
 Call = Callable[[], Any]
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from einops_fast.attention.pattern import read_layout
 from einops_fast.profiles.cases import AnyCase
 
-__all__ = ["FAMILIES", "AttentionCase", "visible_pairs"]
-
 BACKWARD = 3.5  # FLOPs of forward and backward over those of forward: seven products in place of two
 CPU_FLOPS = 1e7  # The most work of a forward call on a CPU
 

@@ -14,8 +14,6 @@ from typing import Any
 
 from einops_fast.profiles.attention.cases import AttentionCase
 
-__all__ = ["Extras", "attend", "canonical", "largest_error", "reference", "seen"]
-
 TILE = 64  # Positions that are compared together
 
 # Elements of an operand that are compared; of a batch with more, which only decoding has, some elements are.

@@ -17,8 +17,6 @@ from einops_fast.profiles.timing.accuracy import rounded
 from einops_fast.profiles.timing.measure import Effort, Errors, Timing, check_ways, too_wrong
 from einops_fast.profiles.ways import Inputs, Way, answer
 
-__all__ = ["AttentionStudy"]
-
 
 class AttentionStudy(Study):
     """A row per dtype, case, direction and way; ours with what was chosen."""

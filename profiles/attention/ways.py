@@ -18,8 +18,6 @@ from einops_fast.profiles.frameworks import Framework, Unavailable
 from einops_fast.profiles.study import Task
 from einops_fast.profiles.ways import Inputs, Way
 
-__all__ = ["MAKERS", "attention_inputs", "chosen_by_ours", "extras"]
-
 # Arrays of the size of the scores that plain einsum holds at a time, forward and with backward.
 NAIVE_LIVE = {False: 4, True: 8}
 NAIVE_MEMORY = {"cpu": 1 << 30, "gpu": 40 << 30}  # Bytes that these may take

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 from einops_fast.profiles.cases import CONTRACTIONS, Case
 
-__all__ = ["EXTRA", "FAMILIES", "MODELS", "SWEEP"]
-
 EXTRA: tuple[Case, ...] = (
     # Attention.
     Case("x-qk-odd", "bind,bjnd->bnij", ((3, 1009, 11, 72), (3, 997, 11, 72))),

@@ -17,8 +17,6 @@ from einops_fast.profiles.frameworks import Framework, Unavailable
 from einops_fast.profiles.study import Study, Task
 from einops_fast.profiles.ways import Call, Way, our_way
 
-__all__ = ["ContractionStudy"]
-
 
 def _native(task: Task) -> Way:
     # NumPy's plain einsum never calls BLAS; what ours has to beat is the one that does.

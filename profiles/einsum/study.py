@@ -14,8 +14,6 @@ from einops_fast.profiles.study import Study, Task
 from einops_fast.profiles.timing.measure import FULL, Effort
 from einops_fast.profiles.ways import Around, Way, our_way
 
-__all__ = ["BY_HAND", "EinsumStudy"]
-
 
 def _native(task: Task, mode: str = "einsum", around: Around = nullcontext, **options: Any) -> Way:
     return Way(mode, partial(task.framework.einsum, task.case.equation, **options), task.framework, around)

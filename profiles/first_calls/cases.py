@@ -7,8 +7,6 @@ from random import Random
 
 from einops_fast.profiles.cases import AnyCase, Shape
 
-__all__ = ["FAMILIES", "LengthsCase"]
-
 LENGTH = -1  # Stands for the length in a shape
 LONGEST_ON_CPU = 32  # Extents other than the length are no longer than this on a CPU
 

@@ -20,8 +20,6 @@ from einops_fast.profiles.processes import Job
 from einops_fast.profiles.timing.accuracy import EPSILON
 from einops_fast.profiles.ways import Call, Inputs, Way, answer, bind, in_float64
 
-__all__ = ["measured"]
-
 PASSES, QUICK_PASSES = 10, 3  # Passes before kernels are waited for
 STEADY = 3  # Passes whose median is the steady one
 

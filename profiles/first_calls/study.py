@@ -16,8 +16,6 @@ from einops_fast.profiles.reporting.report import geomean
 from einops_fast.profiles.study import Task
 from einops_fast.profiles.ways import Way
 
-__all__ = ["SHOWN", "FirstCallsStudy"]
-
 # What tables call the times of a program.
 SHOWN = {
     "first": "first pass",

@@ -13,8 +13,6 @@ from typing import Any
 
 from einops_fast.profiles.cases import ITEM_SIZES, AnyCase
 
-__all__ = ["CPU_NAMES", "EPS", "FAMILIES", "MODELS", "OpCase"]
-
 BYTES = {"cpu": 1 << 20, "gpu": 256 << 20}  # Of the input, where rows of every length are swept
 CPU_ELEMENTS = 1 << 18  # Of the largest array on a CPU
 CPU_FLOPS = 5e7  # The most work of a forward call on a CPU

@@ -16,8 +16,6 @@ from einops_fast.profiles.ops.ways import NATIVES
 from einops_fast.profiles.timing.accuracy import rounded
 from einops_fast.profiles.ways import Inputs
 
-__all__ = ["allowed_error", "dropout_wrong", "dropped_share", "errors", "model_errors", "relative_error"]
-
 CHUNK = 1 << 24  # Elements of the widest array that are compared at a time
 
 # How many operands have rows, if not one; they come first, and the others are parameters.

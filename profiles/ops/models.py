@@ -18,8 +18,6 @@ from einops_fast.profiles.study import Task
 from einops_fast.profiles.timing.measure import reason
 from einops_fast.profiles.ways import Call, Inputs, Way
 
-__all__ = ["ModuleWay", "model_reference", "model_way"]
-
 Function = Callable[..., Any]
 
 # What Hugging Face's ``attn_implementation`` is, by way.

@@ -27,8 +27,6 @@ from einops_fast.profiles.study import Study, Task
 from einops_fast.profiles.timing.measure import Effort, Errors, Timing, check_ways, too_wrong
 from einops_fast.profiles.ways import Inputs, Way, answer, as_tuple, in_float64
 
-__all__ = ["OpsStudy"]
-
 Answer = tuple[tuple[Any, ...], tuple[Any, ...]]  # Results and gradients
 
 # The errors of results and gradients, and what is wrong forward and in both directions.

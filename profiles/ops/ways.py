@@ -23,8 +23,6 @@ from einops_fast.profiles.study import Task
 from einops_fast.profiles.timing.measure import reason
 from einops_fast.profiles.ways import Call, Inputs, Way
 
-__all__ = ["LIBRARIES", "MAKERS", "NATIVES", "check_library", "op_inputs"]
-
 Function = Callable[..., Any]
 
 

@@ -22,8 +22,6 @@ from einops_fast.profiles.timing.measure import FULL, QUICK, Timing, compare, ti
 from einops_fast.profiles.ways import Way, bind, inputs, our_way
 from einops_fast.runtime.plan_cache import clear_plans
 
-__all__ = ["OverheadStudy"]
-
 TINY = Case("tiny", "bij,bjk->bik", ((2, 4, 8), (2, 8, 4)))
 CHAIN = Case("tiny chain", "bij,bjk,bkl->bil", ((2, 4, 8), (2, 8, 4), (2, 4, 8)))
 

@@ -20,8 +20,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["listing", "main", "read_kernels", "short_name"]
-
 _SECONDS = {
     **dict.fromkeys(("s", "sec", "second", "seconds"), 1.0),
     **dict.fromkeys(("ms", "msecond", "millisecond"), 1e-3),

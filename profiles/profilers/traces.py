@@ -19,8 +19,6 @@ from einops_fast.profiles.reporting.records import Note, Record, Row, phase
 from einops_fast.profiles.timing.measure import reason
 from einops_fast.profiles.ways import Call
 
-__all__ = ["kernel_times", "summary", "trace_name", "watched"]
-
 LONG = 0.2  # Seconds from which on a call is watched once and not several times
 LONGEST_TABLE = 30
 

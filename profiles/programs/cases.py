@@ -6,8 +6,6 @@ from dataclasses import dataclass, field, replace
 
 from einops_fast.profiles.cases import AnyCase
 
-__all__ = ["FAMILIES", "ProgramCase"]
-
 # The largest sizes on a CPU.
 ON_CPU = {"batch": 2, "length": 128, "width": 128, "heads": 4, "layers": 2, "words": 512, "side": 32, "chunk": 32}
 

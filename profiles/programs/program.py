@@ -19,8 +19,6 @@ from einops_fast.profiles.processes import Job
 from einops_fast.profiles.programs.cases import ProgramCase
 from einops_fast.profiles.programs.models import MODELS, Program
 
-__all__ = ["COMPILERS", "measured"]
-
 FIRST_STEPS = 4  # Whose losses are compared
 ROUNDS, SECONDS = 7, 0.4  # Of as many steps as take so long
 

@@ -17,8 +17,6 @@ from einops_fast.profiles.study import Task
 from einops_fast.profiles.timing.measure import Effort, Timing
 from einops_fast.profiles.ways import Way
 
-__all__ = ["ProgramsStudy"]
-
 # How far the losses of the first steps may be from those of the eager program, relative to them.
 ALLOWED = {"bfloat16": 2e-2, "float16": 5e-3, "float32": 1e-4}
 BY_NAME = "attention()"  # The way of the program that is one call of attention

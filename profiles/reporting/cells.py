@@ -9,12 +9,6 @@ from typing import TypeVar
 from einops_fast.profiles.reporting.records import Row, is_ours
 from einops_fast.profiles.reporting.report import Table, geomean
 
-__all__ = [
-    "AFTER", "BEFORE", "BEHIND", "NOTHING", "RATIOS", "Line", "best_over_ours", "by_case", "comparison", "gigabytes",
-    "is_behind", "lines_of", "megabytes", "milliseconds", "over_floor", "ratio", "side_by_side", "speedup", "table",
-    "teraflops", "times", "verdict",
-]  # fmt: skip
-
 BEHIND = 1.02  # Ours is behind from this ratio to the best peer on; what is nearer is within the noise of a run
 NOTHING = "–"
 

@@ -11,8 +11,6 @@ from einops_fast.profiles.cases import curve
 from einops_fast.profiles.reporting.cells import by_case, gigabytes, is_behind, over_floor, speedup, teraflops
 from einops_fast.profiles.reporting.records import Ceiling, Row, is_ours, is_own
 
-__all__ = ["Chart", "Spec", "case_chart", "chart", "curves", "general_charts", "plane"]
-
 OURS, BEHIND = "#0072b2", "#b80000"
 
 # Colours and shapes of all others, told apart by those who see fewer colours.

@@ -18,8 +18,6 @@ from einops_fast.profiles.reporting.sections import SECTIONS as RESULT_SECTIONS
 from einops_fast.profiles.reporting.sections import kept_files
 from einops_fast.profiles.reporting.sections_reference import REFERENCE
 
-__all__ = ["DOCUMENTS", "SECTIONS", "updated"]
-
 # Where sections may stand.
 DOCUMENTS = (ROOT / "README.md", RESULTS / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 DRAWN = ("contraction-nvidia-h200",)  # The results whose plots are kept beside them

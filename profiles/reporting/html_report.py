@@ -16,8 +16,6 @@ from einops_fast.profiles.reporting.report import Table, environment_table, skip
 from einops_fast.profiles.reporting.results import Result
 from einops_fast.profiles.studies import STUDIES
 
-__all__ = ["html_page"]
-
 PAGE = Path(__file__).with_name("page") / "page.html"
 NUMBER = re.compile(r"–|-?[\d.]+(e-?\d+)?")
 LONG = 60  # Characters from which on a cell is wrapped

@@ -13,8 +13,6 @@ from einops_fast.profiles.reporting.charts import Chart
 from einops_fast.profiles.reporting.results import Result, read_result
 from einops_fast.profiles.studies import STUDIES
 
-__all__ = ["charts_of", "draw", "drawn", "main"]
-
 
 def charts_of(result: Result) -> list[Chart]:
     """Return the charts of a result's study; none where they can't be drawn."""

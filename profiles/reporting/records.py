@@ -11,11 +11,6 @@ if TYPE_CHECKING:
     from einops_fast.profiles.timing.ceilings import Work
     from einops_fast.profiles.timing.measure import Timing
 
-__all__ = [
-    "ALL", "Ceiling", "Extent", "Machine", "Note", "Options", "Record", "Row", "decode", "encode", "is_ours", "is_own",
-    "phase", "skipped",
-]  # fmt: skip
-
 ALL = "all cases"  # Stands for the case in a row about whatever keeps a way or a framework from being measured at all
 
 

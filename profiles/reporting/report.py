@@ -15,10 +15,6 @@ from einops_fast.profiles.reporting.records import Row, phase
 if TYPE_CHECKING:
     from einops_fast.profiles.reporting.results import Result
 
-__all__ = [
-    "Table", "environment_table", "geomean", "markdown", "markdown_table", "save", "show", "skips_table",
-]  # fmt: skip
-
 
 @dataclass(frozen=True)
 class Table:

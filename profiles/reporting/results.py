@@ -13,8 +13,6 @@ import einops_fast
 from einops_fast.profiles.reporting.records import ALL, Ceiling, Machine, Note, Options, Record, Row
 from einops_fast.runtime.files import write_whole
 
-__all__ = ["RESULTS", "ROOT", "Result", "read_result", "reports_folder"]
-
 # The folder that holds the package: a checkout, an unpacked sdist, or site-packages.
 ROOT = Path(einops_fast.__file__).parents[1]
 

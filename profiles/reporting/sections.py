@@ -23,8 +23,6 @@ from einops_fast.profiles.reporting.report import geomean, markdown_table
 from einops_fast.profiles.reporting.results import RESULTS, Result, read_result
 from einops_fast.profiles.studies import STUDIES
 
-__all__ = ["SECTIONS", "kept_files"]
-
 GPU, CUPY = "contraction-nvidia-h200", "contraction-cupy-nvidia-h200"
 CPU = "contraction-intel-r-xeon-r-processor-threads-2"
 HOST, GPU_HOST = "overhead-intel-r-xeon-r-processor-threads-2", "overhead-nvidia-h200"

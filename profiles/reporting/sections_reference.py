@@ -15,8 +15,6 @@ from einops_fast.backends.capabilities import GENERATIONS, PATHS
 from einops_fast.profiles.reporting.report import markdown_table
 from einops_fast.profiles.reporting.results import ROOT
 
-__all__ = ["PAGES", "REFERENCE", "names_of", "public_names"]
-
 # The names on each page of ``docs/reference``, by the module to import them from; nothing for its ``__all__``.
 PAGES: dict[str, dict[str, str]] = {
     "einops_fast": {

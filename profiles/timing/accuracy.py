@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 
 from einops_fast.profiles.cases import Case, Shape
 
-__all__ = ["EPSILON", "Reference", "allowed", "random_values", "rounded"]
-
 Values = NDArray[np.float64]
 
 EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}

@@ -17,8 +17,6 @@ from einops_fast.profiles.frameworks import Framework
 from einops_fast.profiles.reporting.records import Ceiling
 from einops_fast.profiles.timing.measure import Effort, time_calls
 
-__all__ = ["Work", "measure_ceilings"]
-
 COPY_BYTES = {"cpu": 256 << 20, "gpu": 1 << 30}
 GEMM_EXTENT = {"cpu": 2048, "gpu": 8192}
 

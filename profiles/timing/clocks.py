@@ -10,8 +10,6 @@ from statistics import median
 from time import perf_counter
 from typing import Any, ClassVar
 
-__all__ = ["Clock", "EventClock", "HostClock", "host_seconds", "no_collection"]
-
 Call = Callable[[], object]
 
 HOST_CALLS = 20  # Calls of which the host's time is the median, if they end soon

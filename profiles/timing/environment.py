@@ -15,8 +15,6 @@ import einops_fast
 from einops_fast.profiles.frameworks import Framework, cpu_name, thread_environment
 from einops_fast.runtime.background import processors
 
-__all__ = ["environment", "versions"]
-
 # What nvidia-smi is asked.
 GPU_QUERY = {
     "driver": "driver_version",

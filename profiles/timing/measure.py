@@ -23,11 +23,6 @@ from einops_fast.profiles.timing.accuracy import Reference, allowed
 from einops_fast.profiles.timing.clocks import Clock, host_seconds, no_collection
 from einops_fast.profiles.ways import Around, Call, Inputs, Way, answer, bind, inputs
 
-__all__ = [
-    "BRIEF", "FULL", "QUICK", "Effort", "Errors", "Judge", "Timing", "check", "check_ways", "compare", "fastest",
-    "paired_ratio", "reason", "time_calls", "time_ways", "too_wrong",
-]  # fmt: skip
-
 LOST_ROUNDS = 5  # After so many rounds a way that is far behind may stop
 MOST_FLUSHES = 256  # How often the cache is emptied before a call at most
 
