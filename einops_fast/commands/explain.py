@@ -27,6 +27,8 @@ def explain(options: argparse.Namespace) -> int:
         raise EinsumError(f"--device plans for tensors of torch, not for arrays of {backend}")
     about_attention = options.equation == "attention"
     pattern = options.operands.pop(0) if about_attention else options.equation
+    if pattern.endswith("-"):
+        options.wrong(f"{pattern!r} ends in '-': write it in quotes, as a shell takes '>' and what follows for a file")
     pairs = [each.partition("=") for each in options.operands]
     named = {name.strip(): text.strip() for name, given, text in pairs if given}
     try:

@@ -36,6 +36,13 @@ def test_strides(backend: str, capsys: Capture) -> None:
     assert json.loads(told(capsys, *asked))["operands"][0]["strides"] == [30, 6, 1]
 
 
+def test_an_equation_that_a_shell_has_cut(capsys: Capture) -> None:
+    with pytest.raises(SystemExit):
+        main(["explain", "ij,jk-", "2x3", "3x4"])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "'ij,jk-' ends in '-': write it in quotes" in line
+
+
 def test_mxnet_has_no_strides(capsys: Capture) -> None:
     from optional_mxnet import mxnet_or_skip
 
