@@ -41,7 +41,7 @@ def reshape(a: Any, shape: tuple[int, ...]) -> Any:
 
 
 def nothing(shape: Sequence[int], dtype: Any, *arrays: Any) -> Any:
-    """Zeros, whose gradients are zeros of ``arrays``, floats.
+    """Return zeros of a shape, whose gradients with respect to ``arrays``, of floats, are zeros.
 
     Of MXNet's functions on arrays without elements, gradients are what is in memory there, or end the process; but not
     of those that take such an array from one with elements.

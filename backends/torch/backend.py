@@ -325,7 +325,7 @@ class TorchBackend(TorchSteps):
         return float(start.elapsed_time(end) * 1e-3)
 
     def fused(self, step: Fused) -> Run:
-        # Imported here because these need Triton.
+        # Imported here because only calls on a GPU need these.
         from einops_fast.backends.torch.memory import TorchMemory
         from einops_fast.backends.triton.contraction.choice import Choice, chosen_run
 

@@ -104,7 +104,7 @@ _apply = recorded(FastEinsum)
 
 @contextmanager
 def _standing_for(calls: int) -> Iterator[None]:
-    """Count each call that the block makes as so many calls."""
+    """Count each call in this block as ``calls`` calls."""
     from einops_fast.runtime.tiers import stands_for
 
     token = stands_for.set(calls)

@@ -261,5 +261,5 @@ def _along(shape: tuple[int, ...] | None) -> tuple[bool, bool] | None:
 
 
 def _wide(strides: Iterable[tuple[int, ...]], rows: int, columns: int) -> bool:
-    """Return whether offsets among so many rows and columns of any array may need more than 32 bits."""
+    """Return whether an offset into these rows and columns may exceed 32 bits in any array."""
     return any(rows * own[-2] + columns * own[-1] >= 1 << 31 for own in strides)

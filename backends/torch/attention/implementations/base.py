@@ -1,4 +1,4 @@
-"""What all ways through torch's ``scaled_dot_product_attention`` have in common."""
+"""The base class of implementations that call torch's ``scaled_dot_product_attention``."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def mask_bounds_kernel(
 ):  # fmt: skip
     """Write two numbers for each tile of ``step`` rows of one batch element: ``bounds`` are ``(elements, tiles, 2)``.
 
-    A mask of one column stands for ``reach`` positions, all alike. So many rows, ``together``, are all of a tile.
+    A mask of one column stands for ``reach`` equal positions. The rows of a tile are loaded ``together`` at a time.
     """
     element = tl.program_id(0)
     tile = tl.program_id(1)

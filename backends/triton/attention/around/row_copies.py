@@ -82,7 +82,7 @@ def _copy(
 def rows_kernel(
     sources, targets, from_strides, to_strides, sizes, rows, columns, tiles: tl.constexpr, block: tl.constexpr
 ):  # fmt: skip
-    """Copy tiles of rows of several arrays, each program one: its second number says of which of the arrays."""
+    """Copy one tile of rows per program; the second axis of the grid selects the array."""
     for which in tl.static_range(_count(tiles)):
         if tl.program_id(1) == which:
             _copy(

@@ -334,7 +334,7 @@ def bias_kernel(
     """Write a tile of the bias's gradient, or of part number ``program_id(1)`` of it.
 
     ``kept_sizes`` are those of the batch axes that the bias has, ``summed_sizes`` of those that it lacks, 1 for the
-    others; ``place`` has row-major strides of all. So many elements, ``summed``, share a tile.
+    others; ``place`` has row-major strides of all. ``summed`` is how many elements share a tile.
     """
     lengths = Lengths(q_len, kv_len, heads, together, q_rows, kv_rows)
     call = Call(extras, strides, sizes, lengths, Numbers(scale, cap, left, right, drop))

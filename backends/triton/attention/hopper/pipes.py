@@ -161,7 +161,7 @@ def passed(tiles, count, blocks, stages: gl.constexpr):
 
 @gluon.jit
 def passed_both(first, second, count, blocks, stages: gl.constexpr, others: gl.constexpr):
-    """Let so many blocks of two arrays go by and count them; ``others`` is 0 if the second has no stages of its own."""
+    """Skip ``blocks`` blocks of two arrays, and count them; ``others`` is 0 if the second has no stages of its own."""
     passed(first, count, blocks, stages)
     if others > 0:
         passed(second, count, blocks, others)

@@ -49,7 +49,7 @@ def _elements_of(sharing, summed, parts, axes: tl.constexpr):
     """Return the first batch element of a program, and which of those that share its bias it goes through.
 
     ``sharing`` has sizes of the batch axes that the bias has and of those that it lacks, 1 for the others, and
-    row-major strides of the batch axes. So many elements, ``summed``, share a bias, and are divided into ``parts``.
+    row-major strides of the batch axes. ``summed`` elements share a bias, in ``parts``.
     """
     first = counted(tl.program_id(0), sharing[0], sharing[2], 0, axes)
     length = tl.cdiv(summed, parts)
