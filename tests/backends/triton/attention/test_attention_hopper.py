@@ -330,12 +330,14 @@ def test_any_order_of_axes_and_slices(ran: list[str]) -> None:
 @on_gpu
 @pytest.mark.parametrize("name", ["v", "mask"])
 def test_odd_addresses_take_the_other_kernels(name: str, ran: list[str]) -> None:
-    spec, inputs = problem({"batch": (2, 3), "mask": (2, 3, 140, 200) if name == "mask" else None}, (64, 64))
+    spec, inputs = problem({"batch": (2, 3), "kv_len": 208, "mask": (2, 3, 140, 208)}, (64, 64))
     expected = run(spec, inputs)
     given = getattr(inputs, name)
     odd = torch.empty(given.numel() + 1, dtype=given.dtype, device="cuda")[1:].view_as(given).copy_(given)
     found = run(spec, AttentionInputs(**{**vars(inputs), name: odd}))
-    assert ran == [*kernels_of(spec), "", "", ""]
+    refused = ran[len(kernels_of(spec)) :]
+    assert refused
+    assert not any(refused)
     for each, value in expected.items():
         torch.testing.assert_close(found[each], value, atol=4e-3, rtol=4e-3)
 
