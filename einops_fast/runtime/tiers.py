@@ -74,6 +74,12 @@ _WAITING = 32
 _CALLS = 4
 """Of a problem, of which one looks whether there is anything to do; what is called less often needn't come back."""
 
+_MOST_CALLS = 32
+"""The same of calls that would hardly save anything by kernels: looking takes the host longer than that."""
+
+_HARDLY = _PRICE_FOR_ANY / 10
+"""Seconds that calls may save between two looks."""
+
 stands_for: ContextVar[int] = ContextVar("stands_for", default=1)
 """How many calls each one stands for that is made now: the others are left to the framework."""
 
@@ -274,25 +280,30 @@ class Tiers(Generic[W]):
 
     def _rent(self) -> Iterator[Run | None]:
         """Run by the library, or by a kernel for any size, until kernels of the problem's own pay."""
-        kind, own, asked, saves, price = self._kind, 0.0, False, 0.0, inf
+        kind, own, asked, each, price = self._kind, 0.0, False, 0.0, inf
         while True:
             asks = False
             if kind.shares and not asked:
                 own += self.every * kind.predicted / max(kind.calls, 1)
                 asks = own >= _PRICE_OF_SIZE
             elif not self.calls % _CALLS:
-                saves = saves or _CALLS * self.problem.saves()
+                calls = max(self.every, _CALLS)
+                each = each or self.problem.saves()
+                saves = calls * each
                 if price == inf and is_ready():
                     price = self._recall()
                 own += saves * (1.0 if self.way is self.problem.library else _LEFT)
-                kind.saved, kind.predicted, kind.calls = kind.saved + saves, kind.predicted + saves, kind.calls + _CALLS
+                kind.saved, kind.predicted, kind.calls = kind.saved + saves, kind.predicted + saves, kind.calls + calls
                 if background.available() and _pays_for_compiler():
                     asks = not asked and kind.shares is None and kind.saved >= max(_PRICE_FOR_ANY, 2 * own)
                     if not asks and (own if kind.shares else kind.saved) >= price:
                         kind.saved -= 0.0 if kind.shares else price
+                        self.every = min(self.every, _CALLS)
                         return
+                if self.every > 1 and 2 * saves < _HARDLY:
+                    self.every = min(2 * self.every, _MOST_CALLS)
             if asks:
-                asked = True
+                asked, self.every = True, _CALLS
                 yield from self._share()
             else:
                 yield None

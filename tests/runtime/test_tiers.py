@@ -52,6 +52,18 @@ def test_kernels_are_compiled_when_calls_have_paid_for_them() -> None:
     assert not any(each.ordered for each in others)
 
 
+def test_calls_that_hardly_save_anything_look_seldom_and_pay_all_the_same() -> None:
+    problem, looks = Fake({"library": 2e-5, "one": 1e-5}, saves=tiers.PRICE / 6400), []
+    problem.may_measure = lambda: looks.append(0) is None  # type: ignore[method-assign]
+    problem.calls(6300)
+    assert len(looks) < 6300 / 30
+    assert not problem.ordered
+    problem.calls(100)
+    assert set(problem.ordered) == {"one"}
+    problem.compile_all()
+    assert "one" in problem.calls(8)
+
+
 def test_the_compiler_is_imported_when_all_calls_have_paid_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiers, "_PRICE_OF_COMPILER", 3 * tiers.PRICE)
     monkeypatch.delitem(sys.modules, "triton", raising=False)
