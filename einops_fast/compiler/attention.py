@@ -182,6 +182,8 @@ class Reader(WeightsReader):
                 if self.softcap or not factor > 0:
                     raise Miss("unsupported option", node)
                 self.softcap, node = factor, source_of(node)
+            elif name == "neg":
+                node, factor = source_of(node), -factor
             elif is_cast(node):
                 self.casts.append(dtype_of(node))
                 node = source_of(node)

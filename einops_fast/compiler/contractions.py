@@ -7,10 +7,20 @@ from string import ascii_letters
 from typing import Any, NamedTuple
 
 from torch.fx import Node
+from torch.nn import Parameter
 
 from einops_fast.compiler.constants import constant_of
 from einops_fast.compiler.nest import Dims, Label, fresh
-from einops_fast.compiler.nodes import argument, axis_of, expression, name_of, read_einsum, shape_of, source_of
+from einops_fast.compiler.nodes import (
+    argument,
+    axis_of,
+    example_of,
+    expression,
+    name_of,
+    read_einsum,
+    shape_of,
+    source_of,
+)
 from einops_fast.errors import EinsumError
 from einops_fast.planning.notation import Subscripts, parse
 
@@ -27,14 +37,18 @@ class Product(NamedTuple):
 
 
 _MATRIX_PRODUCTS = ("matmul", "bmm", "mm")
+_WITH_ADDEND = {"baddbmm": ("batch1", "batch2"), "addmm": ("mat1", "mat2")}
+_OVER_LAST_AXES = ("inner", "linalg_vecdot", "vecdot")
 _PRODUCT = "...ik,...kj->...ij"
 
 
 def is_contraction(node: Any) -> bool:
     """Return whether a node contracts two tensors."""
     name = name_of(node)
-    if name in _MATRIX_PRODUCTS or name in ("baddbmm", "tensordot"):
+    if name in _MATRIX_PRODUCTS or name in (*_WITH_ADDEND, *_OVER_LAST_AXES, "tensordot"):
         return True
+    if name == "linear":  # of two tensors, neither of which is a layer's
+        return not isinstance(example_of(argument(node, 1, "weight")), Parameter)
     if name == "einsum":
         read = read_einsum(node)
         return read is not None and len(read[1]) == 2
@@ -46,8 +60,9 @@ def product_of(node: Node, dims: Dims) -> Product | None:
     name = name_of(node)
     if name in _MATRIX_PRODUCTS:
         return _spelled(_PRODUCT, (source_of(node), argument(node, 1, "other", argument(node, 1, "mat2"))), dims)
-    if name == "baddbmm":
-        found = _spelled(_PRODUCT, (argument(node, 1, "batch1"), argument(node, 2, "batch2")), dims)
+    if name in _WITH_ADDEND:
+        one, other = _WITH_ADDEND[name]
+        found = _spelled(_PRODUCT, (argument(node, 1, one), argument(node, 2, other)), dims)
         beta, alpha = constant_of(argument(node, 3, "beta", 1)), constant_of(argument(node, 4, "alpha", 1))
         if found is None or beta is None or alpha is None or not isinstance(source_of(node), Node):
             return None
@@ -61,7 +76,12 @@ def product_of(node: Node, dims: Dims) -> Product | None:
         read = read_einsum(node)
         return None if read is None else _einsum(*read, dims)
     if name == "tensordot":
-        return _tensordot(node, dims)
+        return _tensordot(source_of(node), argument(node, 1, "b"), argument(node, 2, "dims", 2), dims)
+    if name == "inner":
+        return _tensordot(source_of(node), argument(node, 1, "other"), ([-1], [-1]), dims)
+    if name in _OVER_LAST_AXES and not example_of(node).is_complex():  # of which it conjugates one
+        operands = argument(node, 0, "x"), argument(node, 1, "y")
+        return _of_broadcast(operands, argument(node, 2, "dim", -1), dims)
     if name == "sum":
         return _sum_of_products(node, dims)
     return None
@@ -77,9 +97,7 @@ def _spelled(equation: str, operands: Sequence[Any], dims: Dims) -> Product | No
         return None
 
 
-def _tensordot(node: Node, dims: Dims) -> Product | None:
-    left, right = node.args[0], argument(node, 1, "b")
-    axes: Any = argument(node, 2, "dims", 2)
+def _tensordot(left: Any, right: Any, axes: Any, dims: Dims) -> Product | None:
     one, other = shape_of(left), shape_of(right)
     if one is None or other is None:
         return None
@@ -125,9 +143,15 @@ def _sum_of_products(node: Node, dims: Dims) -> Product | None:
     plain = argument(node, 2, "keepdim", False) is False and node.kwargs.get("dtype") is None
     if name_of(multiplied) != "mul" or not isinstance(axis, int) or shape is None or not plain:
         return None
-    operands = source_of(multiplied), argument(multiplied, 1, "other")
-    letters = ascii_letters[: len(shape)]
-    terms = [letters[len(shape) - len(shape_of(each) or ()) :] for each in operands]
-    output = letters.replace(letters[axis], "")
-    found = _spelled(f"{terms[0]},{terms[1]}->{output}", operands, dims)
+    found = _of_broadcast((source_of(multiplied), argument(multiplied, 1, "other")), axis, dims)
     return found._replace(inner=(multiplied,)) if found is not None and found.summed else None
+
+
+def _of_broadcast(operands: Sequence[Any], axis: Any, dims: Dims) -> Product | None:
+    """Return the sum along an axis of the product of operands that are broadcast to each other."""
+    ranks = [len(shape_of(each) or ()) for each in operands]
+    letters = ascii_letters[: max(ranks)]
+    one, other = [letters[len(letters) - rank :] for rank in ranks]
+    if not isinstance(axis, int) or min(ranks) < -(axis % len(letters) - len(letters)):
+        return None
+    return _spelled(f"{one},{other}->{letters.replace(letters[axis], '')}", operands, dims)

@@ -22,6 +22,9 @@ _ALIASES = {
 }  # fmt: skip
 """Names that functions of torch, methods of its tensors and operators of Python have for the same."""
 
+_AS_NUMPY = {"dim": "axis", "keepdim": "keepdims"}
+"""Names of arguments that torch takes from NumPy, too."""
+
 _OWN = ("torch", "_operator", "operator", "math", "builtins")
 """Modules whose functions have the names that they are known by here."""
 
@@ -42,10 +45,10 @@ def name_of(node: Any) -> str:
 
 
 def argument(node: Any, at: int, name: str, default: Any = None) -> Any:
-    """Return an argument, given by position or by name."""
+    """Return an argument, given by position or by name, which may be NumPy's."""
     if at < len(node.args):
         return node.args[at]
-    return node.kwargs.get(name, default)
+    return node.kwargs.get(name, node.kwargs.get(_AS_NUMPY.get(name), default))
 
 
 def source_of(node: Any) -> Any:

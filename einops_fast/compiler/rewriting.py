@@ -22,6 +22,9 @@ from einops_fast.compiler.safety import check
 from einops_fast.compiler.small_products import match_small_product
 from einops_fast.errors import EinsumError
 
+_COPIES = ("clone", "contiguous", "detach")
+"""Functions that compute nothing."""
+
 _PLACE = re.compile(r'File "([^"]+)", line (\d+)')
 
 
@@ -62,6 +65,9 @@ def _rewritten(module: GraphModule, rewrites: Sequence[tuple[str, _Find]]) -> li
     if any(map(changes_layout, graph.nodes)):
         return []  # what is known of tensors is what they are at the end
     name_what_is_written(graph)
+    for node in reversed(list(graph.nodes)):
+        if name_of(node) in _COPIES and not node.users:  # a value that the program keeps, and doesn't use
+            graph.erase_node(node)
     told: list[Fusion] = []
     for what, find in rewrites:
         gone = set[Node]()

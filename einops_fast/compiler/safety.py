@@ -33,16 +33,16 @@ def check(graph: Graph, match: Match) -> None:
 
 
 def _check_order(graph: Graph, match: Match) -> None:
-    """Raise if a tensor is written to after it could be read."""
+    """Raise if a tensor is written to after the program has begun to read it."""
     inner, storages = {*match.inner, *match.outputs}, set[int]()
     for node in graph.nodes:
-        if node is match.node:
-            return
         if node not in inner and storages & storages_of(written_by(node)):
             raise Miss("mutation", node)
         for read in match.reads:
-            if read.node is node:
-                storages |= storages_of([node, *read.copies])
+            if read.node in node.all_input_nodes and (node in inner or node in read.copies):
+                storages |= storages_of([read.node, *read.copies])
+        if node is match.node:
+            return
 
 
 def _settings(graph: Graph) -> dict[Node, tuple[bool, frozenset[Node]]]:

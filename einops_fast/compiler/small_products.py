@@ -60,11 +60,13 @@ def match_small_product(node: Node) -> SmallProduct | None:
     shape, dtype = shape_of(node), dtype_of(node)
     if shape is None or dtype is None or not dtype.is_floating_point:
         return None
-    if not is_contraction(node) or name_of(node) in ("sum", "baddbmm"):
+    if not is_contraction(node) or name_of(node) == "sum":
         return None
     result = fresh(shape)
     product = product_of(node, result)
-    if product is None or any(dtype_of(each) != dtype for each, _ in product.operands):
+    if product is None or product.addend is not None or product.factor != 1:
+        return None
+    if any(dtype_of(each) != dtype for each, _ in product.operands):
         return None
     one, other = [labels_of(dims) for _, dims in product.operands]
     if not all(label.size.is_Integer for label in (*one, *other)):

@@ -38,22 +38,55 @@ def softmax_of(node: Node) -> Softmax | None:
     inverse = _inverse_of(node)
     if inverse is None:
         return None
-    weights, total, inner = inverse
-    if name_of(total) != "sum" or source_of(total) is not weights or argument(total, 2, "keepdim", False) is not True:
+    weights, divisor, inner = inverse
+    total, between = _reduced(divisor)
+    if name_of(total) != "sum" or source_of(total) is not weights:
         return None
-    return _exponential_of(weights, axis_of(total), total, inner)
+    return _exponential_of(weights, axis_of(total), total, (*between, *inner))
+
+
+def _reduced(node: Any) -> tuple[Any, tuple[Node, ...]]:
+    """Return the reduction along an axis that a node is, and the nodes between; ``None`` unless it has that axis.
+
+    The axis is kept, with one element, or put back by a view.
+    """
+    found, between, place = node, list[Node](), _axis_put_back(node)
+    if place is not None:
+        between.append(found)
+        found = source_of(found)
+    if name_of(found) in ("getattr", "getitem") and argument(found, 1, "") in ("values", 0):  # of `max`
+        between.append(found)
+        found = source_of(found)
+    axis = axis_of(found) if isinstance(found, Node) else None
+    keeps = isinstance(axis, int) and argument(found, 2, "keepdim", False)
+    if place is not None and isinstance(axis, int):
+        keeps = keeps is False and axis % len(shape_of(node) or ()) == place
+    return (found if keeps is True else None), tuple(between)
+
+
+def _axis_put_back(node: Any) -> int | None:
+    """Return where a view adds its one axis of one element, if that is all it does."""
+    rank, index = len(shape_of(node) or ()), argument(node, 1, "dim") if isinstance(node, Node) else None
+    if name_of(node) == "unsqueeze" and isinstance(index, int):
+        return index % rank
+    index = index if isinstance(index, tuple) else (index,)
+    plain = all(each is None or each is ... or each == slice(None) for each in index)
+    if name_of(node) != "getitem" or not plain or index.count(None) != 1:
+        return None
+    place = index.index(None)
+    return rank - len(index) + place if ... in index[:place] else place
 
 
 def _by_logs(difference: Any) -> Softmax | None:
     """Return the softmax of which a node is the logarithm."""
     if name_of(difference) == "log_softmax":
         return Softmax(source_of(difference), argument(difference, 1, "dim"), (difference,))
-    log: Any = argument(difference, 1, "other") if name_of(difference) == "sub" else None
-    if name_of(log) != "logsumexp" or argument(difference, 2, "alpha", 1) != 1:
+    if name_of(difference) != "sub" or argument(difference, 2, "alpha", 1) != 1:
         return None
-    if source_of(log) is not source_of(difference) or argument(log, 2, "keepdim", False) is not True:
+    log, between = _reduced(argument(difference, 1, "other"))
+    if name_of(log) != "logsumexp" or source_of(log) is not source_of(difference):
         return None
-    return Softmax(source_of(log), axis_of(log), (difference, log), log=log)
+    return Softmax(source_of(log), axis_of(log), (difference, *between, log), log=log)
 
 
 def _inverse_of(node: Node) -> tuple[Node, Node, tuple[Node, ...]] | None:
@@ -92,20 +125,16 @@ def _exponential_of(weights: Any, axis: Any, total: Node, inner: tuple[Node, ...
 
 def largest_of(node: Any, scores: Any, axis: int) -> tuple[Node, ...]:
     """Return the nodes that make up the largest of the scores along an axis, the last of them first, or none."""
-    inner = [node]
+    inner = []
     if name_of(node) == "detach":
-        node = source_of(node)
         inner.append(node)
-    if (name_of(node) == "getattr" and argument(node, 1, "") == "values") or (
-        name_of(node) == "getitem" and argument(node, 1, "") == 0
-    ):
         node = source_of(node)
-        inner.append(node)
+    found, between = _reduced(node)
     rank = len(shape_of(scores) or ())
-    if name_of(node) not in ("amax", "max") or source_of(node) is not scores or not rank:
+    if name_of(found) not in ("amax", "max") or source_of(found) is not scores or not rank:
         return ()
-    own, keeps = axis_of(node), argument(node, 2, "keepdim", False) is True
-    return tuple(inner) if isinstance(own, int) and own % rank == axis % rank and keeps else ()
+    own = axis_of(found)
+    return (*inner, *between, found) if isinstance(own, int) and own % rank == axis % rank else ()
 
 
 def beside_sinks(node: Any, dims: Dims, axis: int) -> tuple[Node, tuple[Node, Dims], list[Node]]:

@@ -377,3 +377,23 @@ def every_second_query(q, k, v):
 @look_alike("different offset", (B, H, M, D), (B, H, 4, D), (B, H, 2, E))
 def half_of_the_weights_of_a_row(q, k, v):
     return (q @ k.mT).softmax(-1)[..., :2] @ v
+
+
+@look_alike("", *SQUARE)
+def a_logarithm_put_back_at_another_axis(q, k, v):
+    scores = q @ k.mT
+    return (scores - scores.logsumexp(-1)[..., None, :]).exp() @ v
+
+
+@look_alike("mutation", *SQUARE, (M, M))
+def a_bias_that_is_written_to_meanwhile(q, k, v, bias):
+    bias = bias.sin()
+    scores = q @ k.mT + bias
+    bias[:, 2:4] = 1.0
+    return scores.softmax(-1) @ v
+
+
+@look_alike("", *HEADS_FIRST)
+def a_logarithm_without_gradients(q, k, v):
+    scores = q @ k.mT
+    return (scores - scores.logsumexp(-1).detach()[..., None]).exp() @ v

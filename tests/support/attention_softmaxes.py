@@ -2,7 +2,7 @@
 
 import torch
 import torch.nn.functional as F
-from attention_spellings import HEADS_FIRST, HEADS_LAST, SQUARE, B, H, M, Mask, N, spelling
+from attention_spellings import HEADS_FIRST, HEADS_LAST, SQUARE, B, D, E, H, M, Mask, N, spelling
 
 
 @spelling(*HEADS_FIRST)
@@ -102,3 +102,62 @@ def logarithms_without_a_kept_axis(q, k, v, bias):
 def regularized_by_the_logsumexp(q, k, v):
     scores = 4.0 * torch.tanh(q @ k.mT / 4.0)
     return scores.softmax(-1) @ v + scores.logsumexp(-1, keepdim=True).square() * 1e-2
+
+
+@spelling(*HEADS_FIRST)
+def a_logarithm_whose_axis_is_put_back(q, k, v):
+    scores = q @ k.mT
+    log = scores.logsumexp(-1)
+    return (scores - log[..., None]).exp() @ v, log
+
+
+@spelling(*HEADS_FIRST)
+def reductions_whose_axes_are_put_back(q, k, v):
+    scores = q @ k.mT
+    weights = (scores - scores.max(-1)[0].unsqueeze(3).detach()).exp()
+    return (weights / weights.sum(-1)[..., None]) @ v
+
+
+@spelling(*HEADS_FIRST)
+def arguments_named_as_in_numpy(q, k, v):
+    scores = q @ k.mT
+    weights = torch.exp(scores - torch.max(scores, axis=-1, keepdims=True)[0])
+    return (weights / torch.sum(weights, axis=-1, keepdims=True)) @ v
+
+
+@spelling(*HEADS_FIRST)
+def a_copy_that_nobody_uses(q, k, v):
+    scores = q @ k.mT
+    before = scores.clone()
+    weights = scores.softmax(-1)
+    del before
+    return weights @ v
+
+
+@spelling(*HEADS_FIRST)
+def distances(q, k, v):
+    squares = q.square().sum(-1, keepdim=True) + k.square().sum(-1)[..., None, :]
+    return (-(squares - 2 * q @ k.mT) / 10).softmax(-1) @ v
+
+
+@spelling((M, D), (N, D), (N, E))
+def functions_for_two_axes(q, k, v):
+    return F.linear(torch.inner(q, k).softmax(-1), v.mT)
+
+
+@spelling((M, D), (N, D), (N, E), (N,))
+def an_added_row(q, k, v, bias):
+    return torch.mm(torch.addmm(bias, q, k.T, beta=2.0, alpha=0.5).softmax(-1), v)
+
+
+@spelling(*HEADS_FIRST)
+def vector_products(q, k, v):
+    scores = torch.linalg.vecdot(q[..., None, :], k[..., None, :, :])
+    return torch.linalg.vecdot(scores.softmax(-1)[..., None], v[..., None, :, :], dim=-2)
+
+
+@spelling(*SQUARE, (M, M))
+def a_bias_that_is_written_to_before(q, k, v, bias):
+    bias = bias.sin()
+    bias[:, 2:4] = -1.0
+    return (q @ k.mT + bias).softmax(-1) @ v
