@@ -23,7 +23,7 @@ from einops_fast.compiler.views import axis_without_last, broadcast, is_cast, se
 
 _BETWEEN = frozenset(
     "dropout to type_as type float half bfloat16 double contiguous clone detach reshape flatten unflatten expand "
-    "permute transpose t getattr movedim unsqueeze squeeze getitem masked_fill where nan_to_num neg select narrow "
+    "permute transpose t getattr movedim unsqueeze squeeze getitem masked_fill nan_to_num neg select narrow "
     "chunk split unbind linear conv2d".split()
 )
 """What may be done to weights before they are multiplied with values, whether or not it can be fused."""
@@ -52,7 +52,7 @@ def leads_to_softmax(node: Any) -> bool:
                 known[each] = True
             elif name in _SUMS:
                 known[each] = all(map(leads, each.all_input_nodes))
-            elif name in _PRODUCTS or name == "einsum":
+            elif name in (*_PRODUCTS, "einsum", "where"):
                 known[each] = any(map(leads, each.all_input_nodes))
             elif name in _BETWEEN and each.args:
                 known[each] = leads(source_of(each))
