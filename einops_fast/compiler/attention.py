@@ -108,11 +108,13 @@ class Reader(WeightsReader):
             logs, inner = logs_of(self.softmax, dims)
             self.inner += inner
         else:
+            if self.softmax.factor != 1:
+                raise Miss("unsupported option", self.inner[0])
             scores, sinks, inner = beside_sinks(scores, dims, self.with_sinks)
             self.sinks = operand_of(*sinks)
             self.inner += inner
             self.casts += [dtype_of(each) for each in inner]
-        q, k, scale = self.scores(scores, dims, 1.0)
+        q, k, scale = self.scores(scores, dims, self.softmax.factor)
         if self.shifted and (logs or self.sinks is not None):
             raise Miss("unsupported option", self.inner[0])
         q, k = (q, k) if k.parts else narrowed(q, k, dtype)
@@ -272,7 +274,7 @@ class Reader(WeightsReader):
             filled, seen = guarded(argument(node, 2, "value")), False
         fill = filling_of(filled)
         self.inner += made_like(filled)
-        if fill is None or not factor > 0:
+        if fill is None or not factor:
             raise Miss("unsupported option", node)
         if dtype_of(mask) != torch.bool:
             raise Miss("broadcast", node)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 from torch.fx import Node
@@ -12,8 +13,12 @@ from einops_fast.compiler.nest import Dims, expanded
 from einops_fast.compiler.nodes import argument, axis_of, name_of, shape_of, source_of
 from einops_fast.compiler.views import broadcast, followed, is_cast
 
-LAST_STEPS = ("softmax", "_softmax", "div", "mul", "exp")
+LAST_STEPS = ("softmax", "_softmax", "softmin", "div", "mul", "exp")
 """Functions that a softmax may end with."""
+
+
+_EXPONENTIALS = {"exp": 1.0, "exp2": math.log(2)}
+"""Functions, and what each multiplies its argument by to be a power of e."""
 
 
 class Softmax(NamedTuple):
@@ -26,6 +31,7 @@ class Softmax(NamedTuple):
     total: Node | None = None
     largest: tuple[Node, ...] = ()
     log: Node | None = None  # the log-sum-exp by which it is written out
+    factor: float = 1.0  # what the scores are multiplied by
 
 
 def softmax_of(node: Node) -> Softmax | None:
@@ -33,6 +39,8 @@ def softmax_of(node: Node) -> Softmax | None:
     name = name_of(node)
     if name in ("softmax", "_softmax"):
         return Softmax(source_of(node), argument(node, 1, "dim"))
+    if name == "softmin":
+        return Softmax(source_of(node), argument(node, 1, "dim"), factor=-1.0)
     if name == "exp":
         return _by_logs(source_of(node))
     inverse = _inverse_of(node)
@@ -112,15 +120,16 @@ def _inverted(node: Any) -> Any:
 
 def _exponential_of(weights: Any, axis: Any, total: Node, inner: tuple[Node, ...] = ()) -> Softmax | None:
     """Return the softmax that exponentials become when they are divided by their sum along an axis."""
-    if name_of(weights) != "exp" or not isinstance(axis, int):
+    factor = _EXPONENTIALS.get(name_of(weights))
+    if factor is None or not isinstance(axis, int):
         return None
     scores = source_of(weights)
     inner = (weights, total, *inner)
     if name_of(scores) == "sub" and argument(scores, 2, "alpha", 1) == 1:
         taken = largest_of(argument(scores, 1, "other"), source_of(scores), axis)
         if taken:
-            return Softmax(source_of(scores), axis, (*inner, scores, *taken), total, taken)
-    return Softmax(scores, axis, inner, total) if isinstance(scores, Node) else None
+            return Softmax(source_of(scores), axis, (*inner, scores, *taken), total, taken, factor=factor)
+    return Softmax(scores, axis, inner, total, factor=factor) if isinstance(scores, Node) else None
 
 
 def largest_of(node: Any, scores: Any, axis: int) -> tuple[Node, ...]:
@@ -183,7 +192,7 @@ def quotient_of(node: Node, dims: Dims, right: bool) -> Quotient | None:
     product = None if divided is None else product_of(divided[0], divided[1])
     if divided is None or total is None or product is None or not product.summed:
         return None
-    exponentials = followed(*product.operands[1 if right else 0], lambda each: name_of(each) == "exp")
+    exponentials = followed(*product.operands[1 if right else 0], lambda each: name_of(each) in _EXPONENTIALS)
     axis = axis_of(total[0])
     if exponentials is None or not isinstance(axis, int):
         return None
@@ -205,6 +214,8 @@ def logs_of(softmax: Softmax, dims: Dims) -> tuple[list[tuple[Node, Dims, bool]]
 
     Each has what indexes it, if ``dims`` index the scores, and whether it is NaN where all scores are ``-inf``.
     """
+    if softmax.factor != 1:
+        return [], []
     axis = softmax.axis % len(dims)
     dropped = (*dims[:axis], *dims[axis + 1 :])
     kept = (*dims[:axis], (), *dims[axis + 1 :])

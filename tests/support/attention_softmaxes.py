@@ -1,5 +1,7 @@
 """The softmax between two contractions as programs spell it, normalized early or late, with its log-sum-exp or not."""
 
+import math
+
 import torch
 import torch.nn.functional as F
 from attention_spellings import HEADS_FIRST, HEADS_LAST, SQUARE, B, D, E, H, M, Mask, N, spelling
@@ -161,3 +163,15 @@ def a_bias_that_is_written_to_before(q, k, v, bias):
     bias = bias.sin()
     bias[:, 2:4] = -1.0
     return (q @ k.mT + bias).softmax(-1) @ v
+
+
+@spelling(*HEADS_FIRST)
+def powers_of_two(q, k, v):
+    scores = q @ k.mT / math.log(2)
+    weights = torch.exp2(scores - scores.amax(-1, keepdim=True))
+    return weights @ v / weights.sum(-1, keepdim=True)
+
+
+@spelling(*HEADS_FIRST, Mask((M, N)))
+def the_least_distance(q, k, v, mask):
+    return F.softmin((q @ k.mT).neg().masked_fill(~mask, float("inf")), dim=-1) @ v
