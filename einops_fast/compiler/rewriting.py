@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 
+import torch
 from torch import fx
 from torch.fx import Graph, GraphModule, Node
 
@@ -16,14 +17,14 @@ from einops_fast.compiler.loops import match_loop
 from einops_fast.compiler.losses import match_loss
 from einops_fast.compiler.match import Inserted, Match, Miss
 from einops_fast.compiler.memory import changes_layout, is_written, name_what_is_written, storages_of
-from einops_fast.compiler.nodes import called, dtype_of, example_of, name_of, same_size
+from einops_fast.compiler.nodes import called, dtype_of, example_of, name_of, same_size, source_of
 from einops_fast.compiler.report import Fusion
 from einops_fast.compiler.safety import check
 from einops_fast.compiler.small_products import match_small_product
 from einops_fast.errors import EinsumError
 
-_COPIES = ("clone", "contiguous", "detach")
-"""Functions that compute nothing."""
+_UNCHANGED = ("clone", "contiguous", "detach", "getitem")
+"""Functions that compute nothing, and have no effect where nobody uses their result."""
 
 _PLACE = re.compile(r'File "([^"]+)", line (\d+)')
 
@@ -65,8 +66,9 @@ def _rewritten(module: GraphModule, rewrites: Sequence[tuple[str, _Find]]) -> li
     if any(map(changes_layout, graph.nodes)):
         return []  # what is known of tensors is what they are at the end
     name_what_is_written(graph)
+    _free_examples(graph)
     for node in reversed(list(graph.nodes)):
-        if name_of(node) in _COPIES and not node.users:  # a value that the program keeps, and doesn't use
+        if name_of(node) in _UNCHANGED and not node.users:
             graph.erase_node(node)
     told: list[Fusion] = []
     for what, find in rewrites:
@@ -77,6 +79,21 @@ def _rewritten(module: GraphModule, rewrites: Sequence[tuple[str, _Find]]) -> li
         graph.lint()
         module.recompile()
     return told
+
+
+def _free_examples(graph: Graph) -> None:
+    """Have what takes no more of a tensor than its shape take the numbers, so that it isn't a use of that tensor."""
+    for node in graph.nodes:
+        name, value = name_of(node), example_of(node)
+        if not isinstance(value, torch.Tensor) or not all(isinstance(size, int) for size in value.shape):
+            continue
+        shape = tuple(value.shape)
+        if node.op == "call_method" and name in ("reshape_as", "expand_as"):
+            node.target, node.args, node.kwargs = node.target.removesuffix("_as"), (source_of(node), shape), {}
+        elif name in ("zeros_like", "ones_like", "full_like") and value.is_contiguous():
+            options = {each: node.kwargs[each] for each in ("fill_value", "requires_grad") if each in node.kwargs}
+            node.op, node.target, node.args = "call_function", getattr(torch, name[:-5]), (shape, *node.args[1:])
+            node.kwargs = {**options, "dtype": value.dtype, "device": value.device}
 
 
 def _tried(what: str, find: _Find, graph: Graph, node: Node, gone: set[Node]) -> Fusion | None:

@@ -155,3 +155,11 @@ def window_and_causal_mask_by_two_numbers(q, k, v, mask):
 def causal_mask_beside_a_bias_of_positions(q, k, v):
     distance = (torch.arange(M)[:, None] - torch.arange(M)).to(q.dtype)
     return (q @ k.mT - 0.1 * distance + torch.full((M, M), -1e9).triu(1).type_as(q)).softmax(-1) @ v
+
+
+@spelling(*SQUARE, (M, M))
+def shapes_of_the_scores(q, k, v, bias):
+    scores = q @ k.mT
+    mask = torch.ones_like(scores, dtype=torch.bool).tril()
+    scores = scores + bias.flatten().view(M, M).expand_as(scores) + bias.reshape(-1, 1).reshape_as(scores[0, 0])
+    return torch.where(mask, scores, torch.full_like(scores, float("-inf"))).softmax(-1) @ v
