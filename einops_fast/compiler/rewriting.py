@@ -74,7 +74,8 @@ def _rewritten(module: GraphModule, rewrites: Sequence[tuple[str, _Find]]) -> li
     for what, find in rewrites:
         gone = set[Node]()
         found = [_tried(what, find, graph, node, gone) for node in reversed(list(graph.nodes)) if node not in gone]
-        told += [fusion for fusion in reversed(found) if fusion is not None]
+        names = {node.name for node in gone}  # what was missed there has been fused after all
+        told += [fusion for fusion in reversed(found) if fusion is not None and fusion.at not in names]
     if not all(fusion.reason for fusion in told):
         graph.lint()
         module.recompile()

@@ -316,3 +316,16 @@ def test_what_is_put_in_is_one_call_for_the_next_compiler() -> None:
     forward = called[0]
     assert sum("scaled_dot_product" in name for name in forward) == 1
     assert not any("exp" in name.rpartition(".")[0] or "softmax" in name for name in forward)
+
+
+def test_what_is_fused_is_not_told_as_missed() -> None:
+    """A product with the result of an attention leads to a softmax, too."""
+
+    def model(q: Any, k: Any, v: Any, weight: Any) -> Any:
+        attended = torch.einsum("bnij,jbnd->ibnd", torch.einsum("ibnd,jbnd->bnij", q, k).softmax(-1), v)
+        return torch.einsum("ibnd,hnd->ibh", attended, weight)
+
+    with einops_fast.fusions() as log:
+        einops_fast.compile(model, then="eager")(*torch.randn(3, 5, 2, 3, 8), torch.randn(7, 3, 8))
+    assert len(log.fused) == 1
+    assert not log.missed
