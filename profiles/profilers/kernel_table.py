@@ -2,7 +2,7 @@
 
 ``python -m einops_fast.profiles.profilers.kernel_table FILE`` sums up the times of all calls in a file. It reads Chrome
 traces, also gzipped (``--trace``, torch.profiler, MXNet's profiler, Perfetto's JSON), ``nsys stats --format csv``, the
-SQLite of ``nsys export`` and of ``nvprof -o``, ``ncu --csv`` and ``nvprof --csv``.
+SQLite of ``nsys export``, and ``ncu --csv``.
 """
 
 from __future__ import annotations
@@ -29,6 +29,11 @@ _SECONDS = {
 
 _GPU = ("kernel", "gpu_memcpy", "gpu_memset", "gpu_op")  # Categories of the events that torch.profiler records on a GPU
 TIMES = ("gpu__time_duration.sum", "Total Time", "Duration")  # What columns of times begin with
+
+KERNELS_OF_NSYS = """
+SELECT name.value, kernel.end - kernel.start
+FROM CUPTI_ACTIVITY_KIND_KERNEL kernel JOIN StringIds name ON name.id = kernel.demangledName
+"""
 
 LONGEST_NAME = 48
 
@@ -130,52 +135,40 @@ def _exclusive(operators: Sequence[Span]) -> Iterator[tuple[str, float]]:
 
 
 def _from_sqlite(path: Path) -> list[tuple[str, float]]:
-    """nsys and nvprof alike keep CUPTI's activities; names stand in a table of strings."""
+    """CUPTI's activities as nsys exports them: names stand in a table of strings."""
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
-        tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-        for kernels, strings, on in (
-            ("CUPTI_ACTIVITY_KIND_KERNEL", "StringIds", "s.id = k.demangledName"),
-            ("CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL", "StringTable", "s._id_ = k.name"),
-        ):
-            if {kernels, strings} <= tables:
-                query = f"SELECT s.value, k.end - k.start FROM {kernels} k JOIN {strings} s ON {on}"
-                return [(str(name), nanoseconds * 1e-9) for name, nanoseconds in database.execute(query)]
-    raise ValueError("this database has no kernels of CUDA")
+        try:
+            found = database.execute(KERNELS_OF_NSYS)
+        except sqlite3.OperationalError:
+            raise ValueError("this database has no kernels of CUDA") from None
+        return [(str(name), nanoseconds * 1e-9) for name, nanoseconds in found]
 
 
 def _from_csv(text: str) -> Iterator[tuple[str, float]]:
-    """The first line with a column of names is the head; what stands above it is the profiler's talk."""
+    """Units stand in the head of nsys's table, in the first line of ncu's raw page, in each line of its details."""
     lines = [line for line in text.splitlines() if line.strip()]
-    for at, head in enumerate(csv.reader(lines)):
-        if "Kernel Name" in head or ("Name" in head and len(head) > 2):
-            rows = csv.reader(lines[at + 1 :])
-            return _from_table(head, [dict(zip(head, cells, strict=True)) for cells in rows if len(cells) == len(head)])
-    raise ValueError("no line of it names the columns of a table that is known")
-
-
-def _from_table(head: Sequence[str], rows: Sequence[Mapping[str, str]]) -> Iterator[tuple[str, float]]:
-    """Of nsys, whose head has the unit, of nvprof and ncu's raw page, whose first line has it, or of ncu's details."""
+    # The first line with a column of names is the head; what stands above it is the profiler's talk.
+    heads = enumerate(csv.reader(lines))
+    begin = next((at for at, head in heads if "Kernel Name" in head or ("Name" in head and len(head) > 2)), None)
+    if begin is None:
+        raise ValueError("no line of it names the columns of a table that is known")
+    table = csv.DictReader(lines[begin:])
+    rows = [row for row in table if None not in row.values()]
+    head = table.fieldnames or ()
     named = "Kernel Name" if "Kernel Name" in head else "Name"
+    timed = next((column for column in head if column.startswith(TIMES)), "")
     if "Metric Name" in head:
-        for row in rows:
-            if row["Metric Name"] in TIMES:
-                yield row[named], float(row["Metric Value"].replace(",", "")) * _unit(row["Metric Unit"])
-        return
-    timed = next((column for column in head if column.startswith(TIMES)), "Time" if "Time" in head else "")
-    if not timed or not rows:
+        cells = [(row[named], row["Metric Value"], row["Metric Unit"]) for row in rows if row["Metric Name"] in TIMES]
+    elif not timed or not rows:
         raise ValueError(f"none of its columns is a time (ncu has to collect {TIMES[0]}): {', '.join(head)}")
-    told = timed.partition("(")[2].rstrip(")")
-    unit = _unit(told or rows[0][timed])
-    for row in rows[0 if told else 1 :]:
-        # Calls on the host aren't kernels, nor do their times belong to them.
-        if row[named] and row[timed] and row.get("Type") != "API calls":
-            yield row[named], float(row[timed].replace(",", "")) * unit
-
-
-def _unit(name: str) -> float:
-    if name not in _SECONDS:
-        raise ValueError(f"{name!r} is no unit of time")
-    return _SECONDS[name]
+    elif told := timed.partition("(")[2].rstrip(")"):
+        cells = [(row[named], row[timed], told) for row in rows]
+    else:
+        cells = [(row[named], row[timed], rows[0][timed]) for row in rows[1:]]
+    for name, value, unit in cells:
+        if unit not in _SECONDS:
+            raise ValueError(f"{unit!r} is no unit of time")
+        yield name, float(value.replace(",", "")) * _SECONDS[unit]
 
 
 # The command
@@ -193,7 +186,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m einops_fast.profiles.profilers.kernel_table",
         description="List kernels by time, from a profiler's file.",
     )
-    parser.add_argument("file", type=Path, help="a Chrome trace, or CSV or SQLite of nsys, ncu or nvprof")
+    parser.add_argument("file", type=Path, help="a Chrome trace, CSV of nsys or ncu, or SQLite of nsys")
     parser.add_argument("--short", action="store_true", help="names without namespaces and template arguments")
     options = parser.parse_args(arguments)
     times: dict[str, float] = defaultdict(float)

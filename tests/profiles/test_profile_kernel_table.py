@@ -50,21 +50,11 @@ NCU_DETAILS = f"""==PROF== Connected to process 12
 "1","12","{COPY}","GPU Speed Of Light Throughput","Duration","usecond","20.00"
 """
 
-NVPROF_SUMMARY = f"""==12== NVPROF is profiling process 12, command: python profile_einsum.py
-==12== Profiling result:
-"Type","Time(%)","Time","Calls","Avg","Min","Max","Name"
-,%,ms,,ms,ms,ms,
-"GPU activities",99.3,3.000000,2,1.5,1.0,2.0,"{GEMM}"
-"GPU activities",0.7,0.020000,1,0.02,0.02,0.02,"{COPY}"
-"API calls",98.0,250.000000,3,80.0,1.0,200.0,"cudaMalloc"
-"""
-
 TEXTS = {
     "torch.json": json.dumps(TORCH_GPU),
     "nsys-summary.csv": NSYS_SUMMARY,
     "ncu-raw.csv": NCU_RAW,
     "ncu-details.csv": NCU_DETAILS,
-    "nvprof-summary.csv": NVPROF_SUMMARY,
 }
 
 
@@ -76,24 +66,21 @@ def test_kernels_of_every_format(name, pack, tmp_path):
     assert read_kernels(path) == EXPECTED
 
 
-@pytest.mark.parametrize(
-    ("table", "strings", "key", "name"),
-    [
-        ("CUPTI_ACTIVITY_KIND_KERNEL", "StringIds", "id", "demangledName"),
-        ("CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL", "StringTable", "_id_", "name"),
-    ],
-    ids=["nsys", "nvprof"],
-)
-def test_kernels_of_a_database(table, strings, key, name, tmp_path):
+def test_kernels_of_a_database(tmp_path):
     path = tmp_path / "report.sqlite"
     with sqlite3.connect(path) as database:
-        database.execute(f"CREATE TABLE {strings} ({key} INTEGER, value TEXT)")
-        database.execute(f"CREATE TABLE {table} (start INTEGER, end INTEGER, {name} INTEGER)")
-        database.executemany(f"INSERT INTO {strings} VALUES (?, ?)", [(1, GEMM), (2, COPY)])
+        database.execute("CREATE TABLE StringIds (id INTEGER, value TEXT)")
+        database.execute("CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INTEGER, end INTEGER, demangledName INTEGER)")
+        database.executemany("INSERT INTO StringIds VALUES (?, ?)", [(1, GEMM), (2, COPY)])
         spans = [(0, 1000000, 1), (0, 2000000, 1), (5, 20005, 2)]
-        database.executemany(f"INSERT INTO {table} VALUES (?, ?, ?)", spans)
+        database.executemany("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?, ?, ?)", spans)
     database.close()
     assert read_kernels(path) == EXPECTED
+    with sqlite3.connect(path) as database:
+        database.execute("DROP TABLE StringIds")
+    database.close()
+    with pytest.raises(ValueError, match="no kernels of CUDA"):
+        read_kernels(path)
 
 
 def test_operators_of_a_cpu_are_told_without_what_they_call(tmp_path):
