@@ -66,18 +66,6 @@ def errors(case: OpCase, given: Inputs, results: Values, gradients: Values) -> t
     return worst, worst_gradient
 
 
-def model_errors(
-    results: Values, gradients: Values, expected: Values, expected_gradients: Values
-) -> tuple[float, float]:
-    """Return the same for a module: of each array as a whole, as errors pass through many layers."""
-    sizes = [float(each.square().mean().sqrt()) for each in expected_gradients]
-    # Softmax doesn't change with a bias of the keys: its gradient is a rounding error of 0.
-    pairs = zip(gradients, expected_gradients, sizes, strict=True)
-    kept = [(found, right) for found, right, size in pairs if size > 1e-9 * max(sizes)]
-    worst = [_norm_error(found, right) for found, right in zip(results, expected, strict=True)]
-    return max(worst), max(_norm_error(found, right) for found, right in kept)
-
-
 def allowed_error(case: OpCase, dtype: str, native: float | None = None, *, gradient: bool = False) -> float:
     """Return the largest error that counts as right: three times that of torch's own functions, or what is plain.
 
@@ -99,21 +87,6 @@ def dropped_share(case: OpCase, gradient: Any, other: Any) -> str:
     # Six standard deviations, and what 16 bits resolve.
     if abs(share - case.p) > 6 * sqrt(case.p * (1 - case.p) / count) + 2.0**-16:
         return f"wrong: {share:.4f} of all elements were dropped, not {case.p}"
-    return ""
-
-
-def dropout_wrong(first: Any, second: Any, expected: Any, *, linear: bool) -> str:
-    """Return what is wrong with results of two calls of a module with dropout, given that without; empty if nothing is.
-
-    What is ``linear`` after the dropout is on average as without.
-    """
-    if first.detach().equal(second.detach()):
-        return "wrong: nothing was dropped, or the same twice"
-    expected = expected.detach().double()
-    share = float((first.detach().double() * expected).sum() / expected.square().sum())
-    # Without 1 / (1 - p) it would be off by p.
-    if linear and abs(share - 1) > 0.05:
-        return f"wrong: with dropout the result is {share:.2f} of what it is without"
     return ""
 
 
@@ -142,12 +115,6 @@ def relative_error(found: Any, expected: Any, *, whole_rows: bool = False) -> fl
         return _worse(0.0, float((difference.norm(dim=-1) / sizes.clamp_min(1e-3 * float(sizes.mean()))).max()))
     scale = expected.abs() + expected.abs().mean(-1, keepdim=True)
     return _worse(0.0, float((difference.abs() / scale.clamp_min(1e-300)).max()))
-
-
-def _norm_error(found: Any, expected: Any) -> float:
-    if found.shape != expected.shape:
-        return inf
-    return _worse(0.0, float((found.detach().double() - expected.detach()).norm() / expected.detach().norm()))
 
 
 def _kept(case: OpCase, pieces: Values, results: Values, gradients: Values) -> Any:

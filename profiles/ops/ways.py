@@ -17,8 +17,7 @@ from typing import Any
 
 from einops_fast import ops
 from einops_fast.profiles.frameworks import Framework, Unavailable
-from einops_fast.profiles.ops.cases import EPS, MODELS, OpCase
-from einops_fast.profiles.ops.models import model_way
+from einops_fast.profiles.ops.cases import EPS, OpCase
 from einops_fast.profiles.study import Task
 from einops_fast.profiles.timing.measure import reason
 from einops_fast.profiles.ways import Call, Inputs, Way
@@ -204,13 +203,10 @@ class OverwritingWay(Way):
 def _way(name: str, task: Task) -> Way:
     """Return a way of a case.
 
-    ``native`` are torch's functions one after the other, or Hugging Face's module with plain attention; ``sdpa`` the
-    same with torch's fused attention and, in ``qkv_self_attn``, one projection in place of three; ``linear`` is the
-    product of ``linear`` without its activation: what would remain if that were free.
+    ``native`` are torch's functions one after the other; ``sdpa`` has one projection in place of three; ``linear`` is
+    the product of ``linear`` without its activation: what would remain if that were free.
     """
     case, framework = task.case, task.framework
-    if case.op in MODELS:
-        return model_way(name, task)
     functional = framework.torch.nn.functional
     if name == "ours":
         return Way(name, OURS[case.op](case), framework)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,6 +34,18 @@ class Read(nn.Module):
 
     def forward(self, words: Tensor) -> Tensor:
         return self.model(input_ids=words, use_cache=False).logits[:, -1]
+
+
+class Part(nn.Module):
+    """A layer of a model, or its attention, on hidden states alone."""
+
+    def __init__(self, part: nn.Module) -> None:
+        super().__init__()
+        self.part = part
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        found = self.part(hidden)
+        return found[0] if isinstance(found, tuple) else found
 
 
 class LowRank(nn.Module):
@@ -65,15 +79,30 @@ def _labelled(model: nn.Module, sizes: Sizes, device: str, dtype: torch.dtype, f
     return Program(Trained(model.to(device, dtype), (first, "labels")), [(words, words.clone())])
 
 
-def bert(sizes: Sizes, device: str, dtype: torch.dtype) -> Program:
+def _bert(task: str, sizes: Sizes) -> Any:
     inner = {"intermediate_size": 4 * sizes["width"], "max_position_embeddings": sizes["length"]}
-    return _labelled(_configured("Bert", "ForMaskedLM", sizes, **inner), sizes, device, dtype)
+    return _configured("Bert", task, sizes, **inner)
+
+
+def _gpt2(task: str, sizes: Sizes) -> Any:
+    dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    return _configured("GPT2", task, sizes, n_positions=sizes["length"], use_cache=False, **dropout)
+
+
+def bert(sizes: Sizes, device: str, dtype: torch.dtype) -> Program:
+    return _labelled(_bert("ForMaskedLM", sizes), sizes, device, dtype)
 
 
 def gpt2(sizes: Sizes, device: str, dtype: torch.dtype) -> Program:
-    dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    model = _configured("GPT2", "LMHeadModel", sizes, n_positions=sizes["length"], use_cache=False, **dropout)
-    return _labelled(model, sizes, device, dtype)
+    return _labelled(_gpt2("LMHeadModel", sizes), sizes, device, dtype)
+
+
+def _part(model: Callable[[str, Sizes], Any], path: str, sizes: Sizes, device: str, dtype: torch.dtype) -> Program:
+    made = model("Model", {**sizes, "layers": 1, "words": 8})
+    shape = (sizes["batch"], sizes["length"], sizes["width"])
+    hidden, cotangent = (torch.randn(shape, device=device, dtype=dtype) for _ in range(2))
+    part = Part(made.get_submodule(path)).to(device, dtype)
+    return Program(part, [(hidden.requires_grad_(),)], cotangent)
 
 
 def _llama(sizes: Sizes) -> Any:
@@ -132,3 +161,9 @@ def vit(sizes: Sizes, device: str, dtype: torch.dtype) -> Program:
 
 
 MODELS |= {each.__name__: each for each in (bert, gpt2, llama, llama_low_rank, llama_prefill, gemma2, t5, whisper, vit)}
+MODELS |= {
+    "bert_layer": partial(_part, _bert, "encoder.layer.0"),
+    "bert_attention": partial(_part, _bert, "encoder.layer.0.attention.self"),
+    "gpt2_block": partial(_part, _gpt2, "h.0"),
+    "gpt_attention": partial(_part, _gpt2, "h.0.attn"),
+}

@@ -148,8 +148,8 @@ def _overhead() -> str:
 
 
 def _losses() -> str:
-    """Tell losses and layers of models, forward and backward, beside torch's own."""
-    shown = [case.name for family in ("losses", "layers") for case in STUDIES["ops"].families[family]]
+    """Tell losses, forward and backward, beside torch's own."""
+    shown = [case.name for case in STUDIES["ops"].families["losses"]]
     cells = []
     for result in map(read_result, kept_files("ops-*")):
         for dtype in dict.fromkeys(row.dtype for row in result.measured):

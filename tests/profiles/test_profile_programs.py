@@ -79,9 +79,9 @@ def test_a_process_has_caches_of_its_own_and_is_ended_in_time(monkeypatch, tmp_p
 # Whole programs
 
 
-@pytest.mark.parametrize("case", cases.FAMILIES["public"], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*cases.FAMILIES["public"], *cases.FAMILIES["layers"]], ids=lambda case: case.name)
 def test_a_step_learns(case):
-    if case in cases.FAMILIES["transformers"]:
+    if case in cases.FAMILIES["transformers"] + cases.FAMILIES["layers"]:
         pytest.importorskip("transformers")
     pytorch.manual_seed(0)
     made = pretrained.MODELS[case.model](tiny(case).extents, "cpu", pytorch.float32)
@@ -90,8 +90,10 @@ def test_a_step_learns(case):
     assert all(loss == loss for loss in losses)
     if step.update is None:
         assert losses[-1] == losses[0]
-    else:
+    elif made.cotangent is None:
         assert losses[len(made.batches)] < losses[0]
+    else:  # weights move, but nothing that they return is a loss
+        assert len(set(losses)) == len(losses)
 
 
 def test_ours_has_the_losses_of_eager(monkeypatch, torch):
