@@ -25,7 +25,7 @@ from einops_fast.profiles.reporting.records import Ceiling, Note, Options, Recor
 from einops_fast.profiles.reporting.report import Table
 from einops_fast.profiles.timing import measure as runner
 from einops_fast.profiles.timing.ceilings import Work, measure_ceilings
-from einops_fast.profiles.ways import Call, Compiler, Inputs, Way, bind, inputs
+from einops_fast.profiles.ways import Call, Inputs, Way, bind, inputs
 
 Plan = dict[str, list[tuple[Any, list[bool]]]]  # Cases with their directions, by dtype
 
@@ -39,7 +39,6 @@ class Task:
     dtype: str
     backward: bool
     names: tuple[str, ...] = ()  # of the ways that are measured, as far as they are made for the case
-    compiler: Any = None  # of torch, for all cases of the process
     shared: Any = None  # what `Study.shared` made for both directions
 
 
@@ -70,7 +69,6 @@ class Study(ABC):
     profiled: bool = False  # the kernels of each call are looked at too
     compiled: tuple[str, ...] = ()  # ways that are compiled before anything is timed, within `ahead_seconds`
     ahead_seconds: float = 120.0
-    compile_seconds: float = 300.0  # the longest that torch.compile may take for all cases of a process
 
     @property
     def name(self) -> str:
@@ -203,7 +201,6 @@ class Study(ABC):
         yield from told
         if framework.device == "gpu":
             yield from map(Note, self.compile_ahead(framework, plan, names))
-        compiler = self.compiler(framework)
         later: list[tuple[Task, Row]] = []
         for dtype in filter(plan.get, plan):
             try:
@@ -218,7 +215,7 @@ class Study(ABC):
             )
             for case, directions in plan[dtype]:
                 framework.forget()
-                task = Task(framework, case, dtype, False, names, compiler)
+                task = Task(framework, case, dtype, False, names)
                 task = replace(task, shared=self.shared(task))
                 for task in (replace(task, backward=backward) for backward in directions):
                     for row in self.rows(task, effort, ceilings):
@@ -270,10 +267,6 @@ class Study(ABC):
 
     # Compiling
 
-    def compiler(self, framework: Any) -> Compiler | None:
-        """Return what compiles for torch within the time that there is for it."""
-        return Compiler(framework.torch, self.compile_seconds) if framework.name == "torch" else None
-
     def compile_ahead(self, framework: Framework, plan: Plan, names: Sequence[str]) -> list[str]:
         """Compile what the cases need in several processes; return what the reader has to know."""
         known = self._known()
@@ -291,7 +284,7 @@ class Study(ABC):
         """Call one way of one case once."""
         _, name, dtype, backward, what = job
         case = self._known()[name].scaled("gpu", dtype)
-        task = Task(framework, case, dtype, backward, compiler=self.compiler(framework))
+        task = Task(framework, case, dtype, backward)
         way, call = self.one_call(task, what)
         with way.around():
             call()

@@ -15,7 +15,7 @@ from typing import Any
 from einops_fast.profiles.contraction.cases import FAMILIES
 from einops_fast.profiles.frameworks import Framework, Unavailable
 from einops_fast.profiles.study import Study, Task
-from einops_fast.profiles.ways import Call, Way, our_way
+from einops_fast.profiles.ways import Call, Way, compiled_once, our_way
 
 
 def _native(task: Task) -> Way:
@@ -32,8 +32,8 @@ def _opt_einsum(task: Task) -> Way:
 
 def _compile(task: Task) -> Way:
     torch, equation = task.framework.torch, task.case.called
-    call, prepare = (lambda *operands: torch.einsum(equation, *operands)), task.compiler.preparing()
-    return Way("compile", call, task.framework, prepare=prepare)
+    return Way("compile", lambda *operands: torch.einsum(equation, *operands), task.framework,
+               prepare=compiled_once(torch))  # fmt: skip
 
 
 def _cupy(task: Task) -> Way:

@@ -42,7 +42,6 @@ class OpsStudy(Study):
     hides_launches = True
     compiled = ("ours", "compile", "liger", "quack")
     ahead_seconds = 90.0
-    compile_seconds = 90.0
 
     def shared(self, task: Task) -> dict[str, Verdict]:
         return {}

@@ -10,7 +10,6 @@ ones: to tune one takes minutes.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -20,7 +19,7 @@ from einops_fast.profiles.frameworks import Framework, Unavailable
 from einops_fast.profiles.ops.cases import EPS, OpCase
 from einops_fast.profiles.study import Task
 from einops_fast.profiles.timing.measure import reason
-from einops_fast.profiles.ways import Call, Inputs, Way
+from einops_fast.profiles.ways import Inputs, Way, compiled_once
 
 Function = Callable[..., Any]
 
@@ -192,14 +191,6 @@ def _function(library: str, op: str) -> Function:
 # Ways
 
 
-class OverwritingWay(Way):
-    """A way that writes over its operands: it gets copies."""
-
-    def bind(self, given: Inputs) -> tuple[Call, tuple[Any, ...]]:
-        copies = tuple(each.detach().clone().requires_grad_() for each in given.operands)
-        return super().bind(replace(given, operands=copies))
-
-
 def _way(name: str, task: Task) -> Way:
     """Return a way of a case.
 
@@ -213,7 +204,7 @@ def _way(name: str, task: Task) -> Way:
     if name == "native":
         return Way(name, NATIVES[case.op](case, functional), framework)
     if name == "compile" and case.compiled:
-        return Way(name, NATIVES[case.op](case, functional), framework, prepare=task.compiler.preparing())
+        return Way(name, NATIVES[case.op](case, functional), framework, prepare=compiled_once(framework.torch))
     if name == "sdpa" and case.op == "qkv_self_attn":
         return Way(name, _attend_packed(case, functional), framework)
     if name == "linear" and case.op == "linear":
@@ -221,8 +212,8 @@ def _way(name: str, task: Task) -> Way:
     if case.op in LIBRARIES.get(name, ()):
         adapt = LIBRARIES[name][case.op][-1]
         # The gradient of Liger's loss takes the place of the logits.
-        kind = OverwritingWay if (name, case.op) == ("liger", "cross_entropy") else Way
-        return kind(name, adapt(_function(name, case.op), case), framework)
+        overwrites = (name, case.op) == ("liger", "cross_entropy")
+        return Way(name, adapt(_function(name, case.op), case), framework, overwrites=overwrites)
     raise Unavailable(f"{name} has no {case.op}")
 
 

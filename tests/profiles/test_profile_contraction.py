@@ -1,7 +1,6 @@
 """The contraction study: ours beside its peers, what is compiled, and what the table of any study concludes."""
 
 import json
-import time
 from contextlib import contextmanager
 from importlib.util import find_spec
 from types import SimpleNamespace
@@ -17,7 +16,6 @@ from einops_fast.profiles.studies import STUDIES
 from einops_fast.profiles.study import Task
 from einops_fast.profiles.timing import measure
 from einops_fast.profiles.timing.clocks import HostClock
-from einops_fast.profiles.ways import Compiler
 
 STUDY = STUDIES["contraction"]
 
@@ -27,8 +25,8 @@ SMALL = Case("small", "bik,bjk->bij", ((2, 3, 4), (2, 5, 4)))
 THREE = Case("three", "bi,bij,bj->b", ((2, 3), (2, 3, 4), (2, 4)))
 
 
-def ways_of(framework, names, case=SMALL, dtype="float32", compiler=None):
-    return STUDY.ways(Task(framework, case, dtype, False, tuple(names), compiler))
+def ways_of(framework, names, case=SMALL, dtype="float32"):
+    return STUDY.ways(Task(framework, case, dtype, False, tuple(names)))
 
 
 def failures(ways, case=SMALL):
@@ -146,21 +144,26 @@ def test_a_library_that_is_missing_or_broken_is_told(gpu, torch, name, module, f
 # Compilation
 
 
-def compiling(torch, compile_, seconds=60.0):
-    """A way that is compiled by a function, and the list of what that was asked for."""
-    log = []
+@pytest.fixture
+def compiling(torch, monkeypatch):
+    """Makes the way that is compiled, by a function in place of torch.compile; and a log of what that was asked for."""
 
-    def compiled(call, *, fullgraph, dynamic):
-        assert (fullgraph, dynamic) == (True, False)
-        log.append("compile")
-        return compile_(call)
+    def compiling(compile_):
+        log = []
 
-    fake = SimpleNamespace(compiler=SimpleNamespace(reset=lambda: log.append("reset")), compile=compiled)
-    compiler = Compiler(fake, seconds)
-    return lambda: ways_of(torch, ["compile"], compiler=compiler)[0], log
+        def compiled(call, *, fullgraph, dynamic):
+            assert (fullgraph, dynamic) == (True, False)
+            log.append("compile")
+            return compile_(call)
+
+        monkeypatch.setattr(torch.torch.compiler, "reset", lambda: log.append("reset"))
+        monkeypatch.setattr(torch.torch, "compile", compiled)
+        return ways_of(torch, ["compile"])[0], log
+
+    return compiling
 
 
-def test_a_case_is_compiled_once_and_outside_the_time(torch):
+def test_a_case_is_compiled_once_and_outside_the_time(compiling):
     clocked = []
 
     class Clock(HostClock):
@@ -168,21 +171,18 @@ def test_a_case_is_compiled_once_and_outside_the_time(torch):
             clocked.append(list(log))
             return super().sample(call, calls)
 
-    make, log = compiling(torch, lambda call: call)
-    [timing] = measure.compare(SMALL, [make()], "float32", effort=measure.QUICK, clock=Clock(lambda: None))
+    way, log = compiling(lambda call: call)
+    [timing] = measure.compare(SMALL, [way], "float32", effort=measure.QUICK, clock=Clock(lambda: None))
     assert not timing.failure
     assert log == ["reset", "compile"]
     assert clocked[0] == log
 
 
-def test_compilation_may_fail_and_has_limits(torch):
+def test_compilation_may_fail(compiling):
     def broken(call):
         raise NotImplementedError("no such lowering\nat length")
 
-    assert failures([compiling(torch, broken)[0]()]) == ["NotImplementedError: no such lowering"]
-    make, _ = compiling(torch, lambda call: lambda *operands: time.sleep(0.02) or call(*operands), seconds=0.01)
-    assert failures([make()]) == [""]
-    assert failures([make()]) == ["TimeoutError: the time for compilations is used up"]
+    assert failures([compiling(broken)[0]]) == ["NotImplementedError: no such lowering"]
 
 
 # Compiling ahead
