@@ -42,6 +42,9 @@ class Task:
     shared: Any = None  # what `Study.shared` made for both directions
 
 
+Maker = Callable[[Task], Callable[..., Any] | Way]
+
+
 class Study(ABC):
     """What is measured in each framework, and the tables that it makes."""
 
@@ -51,8 +54,8 @@ class Study(ABC):
     # the cases by family; `--cases` chooses one, and `--only-run` selects from it.
     families: Mapping[str, Sequence[AnyCase]]
     own_cases: bool = False  # whether `--cases` may also be a file of einsums
-    # what makes each way of a task, or raises `Unavailable` for what it isn't made for.
-    makers: Mapping[str, Callable[[Task], Way]]
+    # what makes the call of each way of a task, or the whole way, or raises `Unavailable` for what it isn't made for.
+    makers: Mapping[str, Maker]
     # what raises `Unavailable` where a way can't run on a framework at all.
     needs: Mapping[str, Callable[[Framework], object]] = {}
     ours: ClassVar[str] = "ours"  # the name of our implementation in its rows
@@ -81,12 +84,17 @@ class Study(ABC):
         """Return what both directions of a case need, for :attr:`Task.shared`; the task has none yet."""
         return None
 
+    def way(self, task: Task, name: str) -> Way:
+        """Return a way to compute a case; raise :class:`Unavailable` if it isn't made for it."""
+        made = self.makers[name](task)
+        return made if isinstance(made, Way) else Way(name, made, task.framework)
+
     def ways(self, task: Task) -> list[Way]:
         """Return the ways to compute a case, without those that aren't made for it."""
         ways = []
         for name in task.names:
             with suppress(Unavailable):
-                ways.append(self.makers[name](task))
+                ways.append(self.way(task, name))
         return ways
 
     def inputs(self, task: Task, seed: int) -> Inputs:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import einops_fast
 from einops_fast.profiles.cases import Case, Shape
 from einops_fast.profiles.frameworks import Framework
 
@@ -49,11 +48,6 @@ class Way:
         if self.overwrites:
             operands = tuple(each.detach().clone().requires_grad_() for each in operands)
         return self.prepare(self.call, *operands, *given.constants), operands
-
-
-def our_way(framework: Framework, case: Case) -> Way:
-    """``fast_einsum`` as its users call it."""
-    return Way("fast_einsum", partial(einops_fast.fast_einsum, case.called), framework)
 
 
 def compiled_once(torch: Any) -> Callable[..., Call]:

@@ -13,8 +13,7 @@ from einops_fast.profiles.processes import Job
 from einops_fast.profiles.reporting.cells import Line, times
 from einops_fast.profiles.reporting.records import Row
 from einops_fast.profiles.reporting.report import geomean
-from einops_fast.profiles.study import Task
-from einops_fast.profiles.ways import Way
+from einops_fast.profiles.study import Maker
 
 # What tables call the times of a program.
 SHOWN = {
@@ -36,7 +35,7 @@ class FirstCallsStudy(JobStudy):
     about = "programs whose lengths vary: the first calls, the next ones, and those that have their kernels"
     note = "These programs ran in the mode 'auto', each in a process with empty caches."
     families = FAMILIES
-    makers: Mapping[str, Callable[[Task], Way]] = dict.fromkeys(("native", "ours"), apart)
+    makers: Mapping[str, Maker] = dict.fromkeys(("native", "ours"), apart)
     title, kernels, digits = "Programs whose lengths vary", "kernels", ".1f"
     shown: Mapping[str, Callable[[Row], float | None]] = {
         f"{told}, ms": partial(_milliseconds, phase) for phase, told in SHOWN.items()

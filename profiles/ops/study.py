@@ -14,7 +14,7 @@ from einops_fast.profiles.ops.ways import LIBRARIES, MAKERS, check_library, op_i
 from einops_fast.profiles.reporting.cells import gigabytes, speedup
 from einops_fast.profiles.reporting.charts import Chart, Spec, case_chart, chart, curves, plane
 from einops_fast.profiles.reporting.records import Ceiling, Row
-from einops_fast.profiles.study import Study, Task
+from einops_fast.profiles.study import Maker, Study, Task
 from einops_fast.profiles.timing.measure import Effort, Errors, Timing, check_ways, too_wrong
 from einops_fast.profiles.ways import Inputs, Way, answer, as_tuple
 
@@ -27,7 +27,7 @@ class OpsStudy(Study):
 
     about = "fused layers against torch's own, torch.compile, Liger-Kernel and QuACK"
     families = FAMILIES
-    makers: Mapping[str, Callable[[Task], Way]] = MAKERS
+    makers: Mapping[str, Maker] = MAKERS
     needs: Mapping[str, Callable[[Framework], object]] = {name: partial(check_library, name) for name in LIBRARIES}
     peers = tuple(MAKERS)[1:]
     guests = peers

@@ -17,7 +17,7 @@ from typing import Any
 from einops_fast import ops
 from einops_fast.profiles.frameworks import Framework, Unavailable
 from einops_fast.profiles.ops.cases import EPS, OpCase
-from einops_fast.profiles.study import Task
+from einops_fast.profiles.study import Maker, Task
 from einops_fast.profiles.timing.measure import reason
 from einops_fast.profiles.ways import Inputs, Way, compiled_once
 
@@ -191,7 +191,7 @@ def _function(library: str, op: str) -> Function:
 # Ways
 
 
-def _way(name: str, task: Task) -> Way:
+def _way(name: str, task: Task) -> Function | Way:
     """Return a way of a case.
 
     ``native`` are torch's functions one after the other; ``sdpa`` has one projection in place of three; ``linear`` is
@@ -200,15 +200,16 @@ def _way(name: str, task: Task) -> Way:
     case, framework = task.case, task.framework
     functional = framework.torch.nn.functional
     if name == "ours":
-        return Way(name, OURS[case.op](case), framework)
+        return OURS[case.op](case)
     if name == "native":
-        return Way(name, NATIVES[case.op](case, functional), framework)
+        return NATIVES[case.op](case, functional)
     if name == "compile" and case.compiled:
         return Way(name, NATIVES[case.op](case, functional), framework, prepare=compiled_once(framework.torch))
     if name == "sdpa" and case.op == "qkv_self_attn":
-        return Way(name, _attend_packed(case, functional), framework)
+        return _attend_packed(case, functional)
     if name == "linear" and case.op == "linear":
-        return Way(name, functional.linear, framework)
+        function: Function = functional.linear
+        return function
     if case.op in LIBRARIES.get(name, ()):
         adapt = LIBRARIES[name][case.op][-1]
         # The gradient of Liger's loss takes the place of the logits.
@@ -217,6 +218,6 @@ def _way(name: str, task: Task) -> Way:
     raise Unavailable(f"{name} has no {case.op}")
 
 
-MAKERS: dict[str, Callable[[Task], Way]] = {
+MAKERS: dict[str, Maker] = {
     name: partial(_way, name) for name in ("ours", "native", "sdpa", "compile", *LIBRARIES, "linear")
 }

@@ -19,7 +19,7 @@ from einops_fast.profiles.reporting.report import Table
 from einops_fast.profiles.study import Study, Task
 from einops_fast.profiles.timing.clocks import HostClock
 from einops_fast.profiles.timing.measure import FULL, QUICK, Timing, compare, time_calls
-from einops_fast.profiles.ways import Way, bind, inputs, our_way
+from einops_fast.profiles.ways import Call, Way, inputs
 from einops_fast.runtime.plan_cache import clear_plans
 
 TINY = Case("tiny", "bij,bjk->bik", ((2, 4, 8), (2, 8, 4)))
@@ -66,12 +66,13 @@ class OverheadStudy(Study):
         """The native einsum, the products themselves, one after the other, and ours."""
         framework, case = task.framework, task.case
         by_hand = framework.product if len(case.shapes) == 2 else f"two {framework.product}"
-        return [
-            Way(f"{framework.name}.einsum", partial(framework.einsum, case.equation), framework),
-            Way(by_hand, lambda *operands: reduce(framework.matmul, operands), framework),
-            our_way(framework, case),
-            Way("contract_expression", einops_fast.contract_expression(case.equation, *case.shapes), framework),
-        ]
+        calls = {
+            f"{framework.name}.einsum": partial(framework.einsum, case.equation),
+            by_hand: lambda *operands: reduce(framework.matmul, operands),
+            self.ours: partial(einops_fast.fast_einsum, case.equation),
+            "contract_expression": einops_fast.contract_expression(case.equation, *case.shapes),
+        }
+        return [Way(name, call, framework) for name, call in calls.items()]
 
     def measure(self, framework: Framework, options: Options) -> Iterator[Record]:
         yield Extent(5 if framework.name == "numpy" else 4)
@@ -98,9 +99,13 @@ class OverheadStudy(Study):
         return [table("Host time of a call", rows, COLUMNS)]
 
 
+def _call(framework: Framework, case: Case, dtype: str) -> Call:
+    return partial(einops_fast.fast_einsum, case.equation, *inputs(case, framework, dtype, 0).operands)
+
+
 def _first_call(framework: Framework, case: Case, dtype: str, rounds: int) -> float:
     """Return the seconds of a call that makes its plan, and loads kernels, all compiled and chosen before."""
-    call = bind(our_way(framework, case), inputs(case, framework, dtype, 0))
+    call = _call(framework, case, dtype)
     call()
     seconds = []
     for _ in range(rounds):
@@ -114,7 +119,7 @@ def _first_call(framework: Framework, case: Case, dtype: str, rounds: int) -> fl
 
 def _observed(framework: Framework, dtype: str, clock: HostClock) -> float:
     """Return the seconds of a call while a profile is taken; while none is, a call is like any other."""
-    call = bind(our_way(framework, TINY), inputs(TINY, framework, dtype, 0))
+    call = _call(framework, TINY, dtype)
     with einops_fast.profile():
         return min(median(each) for each in time_calls([call], clock, QUICK))
 

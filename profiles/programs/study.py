@@ -13,9 +13,8 @@ from einops_fast.profiles.programs.cases import FAMILIES
 from einops_fast.profiles.reporting.cells import Line, times
 from einops_fast.profiles.reporting.records import Ceiling, Row
 from einops_fast.profiles.reporting.report import geomean
-from einops_fast.profiles.study import Task
+from einops_fast.profiles.study import Maker, Task
 from einops_fast.profiles.timing.measure import Effort, Timing
-from einops_fast.profiles.ways import Way
 
 # How far the losses of the first steps may be from those of the eager program, relative to them.
 ALLOWED = {"bfloat16": 2e-2, "float16": 5e-3, "float32": 1e-4}
@@ -28,7 +27,7 @@ class ProgramsStudy(JobStudy):
     about = "whole programs, unmodified: the first step and the later ones, peak memory, the same losses"
     note = "All ways of a program compiled side by side, in processes with empty caches; they were timed in turns."
     families = FAMILIES
-    makers: Mapping[str, Callable[[Task], Way]] = dict.fromkeys(
+    makers: Mapping[str, Maker] = dict.fromkeys(
         ("eager", "compile", "ours", "optimize", BY_NAME, "max-autotune", "optimize+compile"), apart
     )
     native = "eager"
