@@ -14,38 +14,15 @@ from einops_fast.profiles.programs.models import MODELS, Program, Sizes
 __all__ = ["MODELS"]
 
 
-class Trained(nn.Module):
-    """A model that returns its loss."""
+class Called(nn.Module):
+    """A model, and how its batches are put to it: what it returns is a loss, hidden states or what comes next."""
 
-    def __init__(self, model: nn.Module, named: tuple[str, ...]) -> None:
+    def __init__(self, model: nn.Module, call: Callable[..., Tensor]) -> None:
         super().__init__()
-        self.model, self.named = model, named
+        self.model, self.call = model, call
 
     def forward(self, *batch: Tensor) -> Tensor:
-        return self.model(**dict(zip(self.named, batch, strict=True))).loss
-
-
-class Read(nn.Module):
-    """A decoder that reads a prompt and returns what comes next."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, words: Tensor) -> Tensor:
-        return self.model(input_ids=words, use_cache=False).logits[:, -1]
-
-
-class Part(nn.Module):
-    """A layer of a model, or its attention, on hidden states alone."""
-
-    def __init__(self, part: nn.Module) -> None:
-        super().__init__()
-        self.part = part
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        found = self.part(hidden)
-        return found[0] if isinstance(found, tuple) else found
+        return self.call(self.model, *batch)
 
 
 class LowRank(nn.Module):
@@ -74,9 +51,13 @@ def _configured(family: str, task: str, sizes: Sizes, **others: Any) -> Any:
     return getattr(transformers, f"{family}{task}")(config)
 
 
-def _labelled(model: nn.Module, sizes: Sizes, device: str, dtype: torch.dtype, first: str = "input_ids") -> Program:
+def _trained(model: nn.Module, first: str = "input_ids") -> nn.Module:
+    return Called(model, lambda model, read, labels: model(**{first: read}, labels=labels).loss)
+
+
+def _labelled(model: nn.Module, sizes: Sizes, device: str, dtype: torch.dtype) -> Program:
     words = torch.randint(1, sizes["words"], (sizes["batch"], sizes["length"]), device=device)
-    return Program(Trained(model.to(device, dtype), (first, "labels")), [(words, words.clone())])
+    return Program(_trained(model.to(device, dtype)), [(words, words.clone())])
 
 
 def _bert(task: str, sizes: Sizes) -> Any:
@@ -101,7 +82,12 @@ def _part(model: Callable[[str, Sizes], Any], path: str, sizes: Sizes, device: s
     made = model("Model", {**sizes, "layers": 1, "words": 8})
     shape = (sizes["batch"], sizes["length"], sizes["width"])
     hidden, cotangent = (torch.randn(shape, device=device, dtype=dtype) for _ in range(2))
-    part = Part(made.get_submodule(path)).to(device, dtype)
+
+    def call(part: nn.Module, hidden: Tensor) -> Tensor:
+        returned = part(hidden)
+        return returned[0] if isinstance(returned, tuple) else returned
+
+    part = Called(made.get_submodule(path), call).to(device, dtype)
     return Program(part, [(hidden.requires_grad_(),)], cotangent)
 
 
@@ -124,7 +110,10 @@ def llama_low_rank(sizes: Sizes, device: str, dtype: torch.dtype) -> Program:
 
 def llama_prefill(sizes: Sizes, device: str, dtype: torch.dtype) -> Program:
     words = torch.randint(sizes["words"], (sizes["batch"], sizes["length"]), device=device)
-    return Program(Read(_llama(sizes).eval().to(device, dtype)), [(words,)])
+    model = _llama(sizes).eval().to(device, dtype)
+    return Program(
+        Called(model, lambda model, words: model(input_ids=words, use_cache=False).logits[:, -1]), [(words,)]
+    )
 
 
 def gemma2(sizes: Sizes, device: str, dtype: torch.dtype) -> Program:
@@ -149,7 +138,7 @@ def whisper(sizes: Sizes, device: str, dtype: torch.dtype) -> Program:
     model = _configured("Whisper", "ForConditionalGeneration", sizes, use_cache=False, **counts, **special)
     sound = torch.randn(sizes["batch"], 80, 2 * length, device=device, dtype=dtype)
     words = torch.randint(3, sizes["words"], (sizes["batch"], min(length, 256)), device=device)
-    return Program(Trained(model.to(device, dtype), ("input_features", "labels")), [(sound, words)])
+    return Program(_trained(model.to(device, dtype), "input_features"), [(sound, words)])
 
 
 def vit(sizes: Sizes, device: str, dtype: torch.dtype) -> Program:
@@ -157,7 +146,7 @@ def vit(sizes: Sizes, device: str, dtype: torch.dtype) -> Program:
     model = _configured("ViT", "ForImageClassification", sizes, **inner)
     images = torch.randn(sizes["batch"], 3, sizes["side"], sizes["side"], device=device, dtype=dtype)
     labels = torch.randint(1000, (sizes["batch"],), device=device)
-    return Program(Trained(model.to(device, dtype), ("pixel_values", "labels")), [(images, labels)])
+    return Program(_trained(model.to(device, dtype), "pixel_values"), [(images, labels)])
 
 
 MODELS |= {each.__name__: each for each in (bert, gpt2, llama, llama_low_rank, llama_prefill, gemma2, t5, whisper, vit)}
