@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial, reduce
 from statistics import median
 from time import perf_counter
+from typing import Any
 
 import einops_fast
 from einops_fast.profiles.cases import Case
@@ -39,6 +40,7 @@ CHOSEN = tuple(
 IMPORT = """
 import numpy
 from time import perf_counter
+from typing import Any
 start = perf_counter()
 import einops_fast
 print(perf_counter() - start)
@@ -66,7 +68,7 @@ class OverheadStudy(Study):
         """The native einsum, the products themselves, one after the other, and ours."""
         framework, case = task.framework, task.case
         by_hand = framework.product if len(case.shapes) == 2 else f"two {framework.product}"
-        calls = {
+        calls: dict[str, Callable[..., Any]] = {
             f"{framework.name}.einsum": partial(framework.einsum, case.equation),
             by_hand: lambda *operands: reduce(framework.matmul, operands),
             self.ours: partial(einops_fast.fast_einsum, case.equation),

@@ -13,7 +13,7 @@ import torch as pytorch
 
 from einops_fast.profiles import job_study
 from einops_fast.profiles.first_calls import cases as first_calls_cases
-from einops_fast.profiles.first_calls import program as first_calls
+from einops_fast.profiles.first_calls import study as first_calls
 from einops_fast.profiles.first_calls.study import SHOWN
 from einops_fast.profiles.job_study import Found
 from einops_fast.profiles.processes import Job, started
@@ -138,8 +138,8 @@ def test_programs_of_many_lengths_are_right(name, torch):
     small = LENGTHS[name].scaled("cpu", "float32")
     small = replace(small, lengths=(*small.lengths[:1], *small.lengths[-1:]), calls=1)
     job = job_of(small)
-    [quick] = first_calls.measured(job, small, torch)
-    before, found = first_calls.measured(replace(job, quick=False), small, torch)
+    [quick] = STUDIES["first-calls"].program(job, small, torch)
+    before, found = STUDIES["first-calls"].program(replace(job, quick=False), small, torch)
     assert quick.phases.keys() == before.phases.keys()
     assert found.error <= found.allowed
     assert set(found.phases) == set(SHOWN) == {*before.phases, "steady"}
@@ -153,7 +153,7 @@ def test_a_wrong_result_is_found(torch, monkeypatch):
 
     monkeypatch.setattr(first_calls, "fast_einsum", wrong)
     case = replace(LENGTHS["bnd,bn->bd"].scaled("cpu", "float32"), lengths=(3,), calls=1)
-    assert all(found.error > found.allowed for found in first_calls.measured(job_of(case), case, torch))
+    assert all(found.error > found.allowed for found in STUDIES["first-calls"].program(job_of(case), case, torch))
 
 
 def test_table_of_first_calls(rows_of, torch):
