@@ -40,7 +40,7 @@ def errors(case: OpCase, given: Inputs, results: Values, gradients: Values) -> t
     sums = [each.detach() * 0 for each in shared]
     error = partial(relative_error, whole_rows=bool(case.heads))
     loss: Any = 0.0
-    worst, worst_gradient = 0.0, 0.0
+    values, slopes = [0.0], [0.0]
     count = len(rows[0])
     step = max(1, CHUNK * count // max(prod(case.shape), case.rows * case.width))
     for start in range(0, count, step):
@@ -54,16 +54,13 @@ def errors(case: OpCase, given: Inputs, results: Values, gradients: Values) -> t
         if given.constants:
             loss = loss + outcome[0].detach()
         else:
-            for result, right in zip(found, outcome, strict=True):
-                worst = _worse(worst, error(result[part], right.detach()))
-        for gradient, right in zip(row_gradients, expected[:by_row], strict=True):
-            worst_gradient = _worse(worst_gradient, error(gradient[part], right))
+            values += [error(result[part], right) for result, right in zip(found, outcome, strict=True)]
+        slopes += [error(each[part], right) for each, right in zip(row_gradients, expected[:by_row], strict=True)]
         sums = [total + gradient for total, gradient in zip(sums, expected[by_row:], strict=True)]
     if given.constants:
-        worst = relative_error(found[0].reshape(1), loss.reshape(1))
-    for gradient, total in zip(gradients[by_row:], sums, strict=True):
-        worst_gradient = _worse(worst_gradient, error(gradient, total))
-    return worst, worst_gradient
+        values = [error(found[0].reshape(1), loss.reshape(1))]
+    slopes += [error(gradient, total) for gradient, total in zip(gradients[by_row:], sums, strict=True)]
+    return max(values), max(slopes)
 
 
 def allowed_error(case: OpCase, dtype: str, native: float | None = None, *, gradient: bool = False) -> float:
@@ -97,10 +94,6 @@ def _rows(case: OpCase, array: Any) -> Any:
     return array.reshape(-1, array.shape[-1])
 
 
-def _worse(first: float, second: float) -> float:
-    return inf if isnan(second) else max(first, second)
-
-
 def relative_error(found: Any, expected: Any, *, whole_rows: bool = False) -> float:
     """Return the largest difference relative to what is expected there and, on average, in its row.
 
@@ -112,9 +105,11 @@ def relative_error(found: Any, expected: Any, *, whole_rows: bool = False) -> fl
     difference = found.detach().double() - expected
     if whole_rows and expected.dim() > 1:
         sizes = expected.norm(dim=-1)
-        return _worse(0.0, float((difference.norm(dim=-1) / sizes.clamp_min(1e-3 * float(sizes.mean()))).max()))
-    scale = expected.abs() + expected.abs().mean(-1, keepdim=True)
-    return _worse(0.0, float((difference.abs() / scale.clamp_min(1e-300)).max()))
+        worst = float((difference.norm(dim=-1) / sizes.clamp_min(1e-3 * float(sizes.mean()))).max())
+    else:
+        scale = expected.abs() + expected.abs().mean(-1, keepdim=True)
+        worst = float((difference.abs() / scale.clamp_min(1e-300)).max())
+    return inf if isnan(worst) else worst
 
 
 def _kept(case: OpCase, pieces: Values, results: Values, gradients: Values) -> Any:
