@@ -6,21 +6,32 @@ import atexit
 import json
 import re
 import tempfile
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from shutil import rmtree
-from typing import Any
+from typing import Any, NamedTuple
 
 from einops_fast.profiles.frameworks import Framework, Unavailable
-from einops_fast.profiles.profilers.kernel_table import read_kernels, short_name
 from einops_fast.profiles.reporting.records import Note, Record, Row, phase
 from einops_fast.profiles.timing.measure import reason
 from einops_fast.profiles.ways import Call
 
 LONG = 0.2  # Seconds from which on a call is watched once and not several times
 LONGEST_TABLE = 30
+_GPU = ("kernel", "gpu_memcpy", "gpu_memset", "gpu_op")  # Categories of the events that torch.profiler records on a GPU
+LONGEST_NAME = 48
+
+# What torch's elementwise and reducing kernels do stands among their template arguments.
+_DOES = {
+    "direct_copy_kernel": "copy",
+    "sum_functor": "sum",
+    "MulFunctor": "mul",
+    "CUDAFunctor_add": "add",
+    "FillFunctor": "fill",
+}
 
 
 def watched(row: Row, framework: Framework, call: Call, folder: str = "") -> Iterator[Record]:
@@ -56,6 +67,18 @@ def summary(times: dict[str, float]) -> str:
     """Return the kernels of a call in a few words, without those that take less than a hundredth."""
     least = 0.01 * sum(times.values())
     return " + ".join(dict.fromkeys(short_name(name) for name, seconds in times.items() if seconds >= least))
+
+
+def short_name(name: str) -> str:
+    """Return what a kernel is called, without namespaces, template arguments and parameters."""
+    if name.startswith(("Memcpy", "Memset")):
+        return name.partition(" (")[0].lower()
+    plain = name.removeprefix("void ").replace("(anonymous namespace)::", "")
+    inner = re.search(r"\bcutlass\w*_\w*gemm\w*", plain)
+    short = inner.group() if inner else re.split("[<(]", plain, maxsplit=1)[0].rsplit("::", 1)[-1]
+    if short.endswith(("elementwise_kernel", "reduce_kernel")):
+        short = next((does for part, does in _DOES.items() if part in plain), short)
+    return short if len(short) <= LONGEST_NAME else f"{short[: LONGEST_NAME - 1]}…"
 
 
 def trace_name(row: Row) -> str:
@@ -116,3 +139,59 @@ def listed(text: str) -> list[dict[str, Any]]:
         event, at = decoder.raw_decode(text, at)
         events.append(event)
     return events
+
+
+# Chrome's format
+
+
+def read_kernels(path: Path) -> dict[str, float]:
+    """Return seconds by kernel, over a whole trace; of one from a CPU by operator, each without those that it calls."""
+    spans = list(_spans(json.loads(path.read_text("utf-8"))["traceEvents"]))
+    on_gpu = [span for span in spans if span.category in _GPU]
+    operators = [span for span in spans if span.category == "cpu_op"]
+    totals: dict[str, float] = defaultdict(float)
+    if operators and not on_gpu:
+        for name, seconds in _exclusive(operators):
+            totals[name] += seconds
+    else:
+        for span in on_gpu or spans:
+            totals[span.name] += span.seconds
+    return dict(totals)
+
+
+class Span(NamedTuple):
+    """Something that lasts."""
+
+    thread: tuple[Any, Any]
+    start: float  # seconds
+    seconds: float
+    name: str
+    category: str
+
+
+def _spans(events: Sequence[Mapping[str, Any]]) -> Iterator[Span]:
+    begun: dict[tuple[Any, str], list[float]] = defaultdict(list)
+    for event in events:
+        kind, name, category = event.get("ph"), str(event.get("name")), str(event.get("cat", ""))
+        thread, time = (event.get("pid"), event.get("tid")), float(event.get("ts", 0.0)) * 1e-6
+        starts = begun[thread, name]
+        if kind == "X":
+            yield Span(thread, time, float(event.get("dur", 0.0)) * 1e-6, name, category)
+        elif kind == "B":
+            starts.append(time)
+        elif kind == "E" and starts:
+            start = starts.pop()
+            yield Span(thread, start, time - start, name, category)
+
+
+def _exclusive(operators: Sequence[Span]) -> Iterator[tuple[str, float]]:
+    stacks: dict[Any, list[Span]] = defaultdict(list)
+    # Of those that begin together, the longest calls the others.
+    for span in sorted(operators, key=lambda span: (span.start, -span.seconds)):
+        stack = stacks[span.thread]
+        while stack and stack[-1].start + stack[-1].seconds <= span.start:
+            stack.pop()
+        yield span.name, span.seconds
+        if stack:
+            yield stack[-1].name, -span.seconds
+        stack.append(span)
