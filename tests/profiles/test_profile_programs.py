@@ -2,6 +2,7 @@
 
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,13 +12,15 @@ pytest.importorskip("torch")
 
 import torch as pytorch
 
+import einops_fast
 from einops_fast.profiles import job_study
 from einops_fast.profiles.first_calls import cases as first_calls_cases
 from einops_fast.profiles.first_calls import study as first_calls
 from einops_fast.profiles.first_calls.study import SHOWN
 from einops_fast.profiles.job_study import Found
 from einops_fast.profiles.processes import Job, started
-from einops_fast.profiles.programs import cases, pretrained, program
+from einops_fast.profiles.programs import cases, pretrained
+from einops_fast.profiles.programs import study as program
 from einops_fast.profiles.reporting.records import Note, Options, Row
 from einops_fast.profiles.studies import STUDIES
 
@@ -98,9 +101,10 @@ def test_a_step_learns(case):
 
 def test_ours_has_the_losses_of_eager(monkeypatch, torch):
     case = tiny(next(case for case in cases.FAMILIES["public"] if case.name == "two-einsums"))
-    monkeypatch.setitem(program.COMPILERS, "ours", lambda made: program.einops_fast.compile(made.module, then="eager"))
+    ours = partial(einops_fast.compile, then="eager")
+    monkeypatch.setitem(program.COMPILERS, "ours", lambda _, made: ours(made.module))
     monkeypatch.setattr(program, "SECONDS", 0.01)
-    eager, ours = (list(program.measured(job_of(case, what), case, torch))[-1] for what in ("eager", "ours"))
+    eager, ours = (list(STUDIES["programs"].program(job_of(case, what), case, torch))[-1] for what in ("eager", "ours"))
     assert ours.kernels == "1 fused"
     assert ours.seconds > 0
     assert eager.losses == pytest.approx(ours.losses, rel=1e-5)
