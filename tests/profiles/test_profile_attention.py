@@ -116,13 +116,10 @@ def test_flash_attention_4_computes_the_case(torch, name, monkeypatch):
     assert largest_error(task.case, [found], expected) < 1e-5
 
 
-def test_flash_attention_4_is_left_out_where_it_is_missing(torch):
-    assert not STUDY.ways(replace(prepared(torch, "layout-sbhd", "float32", False)[0], names=("fa4",)))
-
-
-def test_flex_attention_has_no_gradient_of_a_bias(torch):
-    task, _, _ = prepared(torch, "feature-bias", "float32", True)
-    assert not STUDY.ways(replace(task, names=("flex",)))
+@pytest.mark.parametrize(("name", "case", "backward"), [("fa4", "layout-sbhd", False), ("flex", "feature-bias", True)])
+def test_what_is_missing_or_has_no_gradient_is_left_out(torch, name, case, backward):
+    task, _, _ = prepared(torch, case, "float32", backward)
+    assert not STUDY.ways(replace(task, names=(name,)))
 
 
 # Measuring

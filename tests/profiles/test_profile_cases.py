@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from einops_fast import fast_einsum
-from einops_fast.profiles import frameworks, ways
-from einops_fast.profiles.cases import BACKWARD, CONTRACTIONS, PROBLEMS, Case, select
+from einops_fast.profiles import ways
+from einops_fast.profiles.cases import BACKWARD, CONTRACTIONS, Case
 from einops_fast.profiles.contraction.cases import EXTRA, FAMILIES, MODELS
 from einops_fast.profiles.timing import accuracy
 from einops_fast.profiles.ways import stored_shapes
@@ -51,12 +51,6 @@ def test_families_are_apart_and_have_every_kind_of_layout():
     assert any(term != order and sorted(term) == sorted(order) for term, order in orders)
 
 
-def test_select_by_parts_of_names():
-    assert select(PROBLEMS, "") == PROBLEMS
-    assert [case.name for case in select(CONTRACTIONS, "wdot-, 1")] == ["mx1", "rowdot-bind"]
-    assert select(PROBLEMS, "7") == ()
-
-
 # What a case costs
 
 
@@ -92,11 +86,3 @@ def test_layouts_have_the_strides_they_tell_in_every_framework(numpy, torch):
     for ours, theirs in zip((left, right), ways.inputs(case, torch, "float64", 0).operands, strict=True):
         np.testing.assert_array_equal(ours, theirs.numpy())
         assert [stride // 8 for stride in ours.strides] == list(theirs.stride())
-
-
-def test_frameworks_without_strides_say_so():
-    if not frameworks.installed("mxnet"):
-        pytest.skip("mxnet isn't installed")
-    case = Case("", "ij,jk->ik", ((2, 3), (3, 4)), memory=("ji", "jk"))
-    with pytest.raises(frameworks.Unavailable, match="strides"):
-        ways.inputs(case, frameworks.load("mxnet", "cpu", 1), "float32", 0)

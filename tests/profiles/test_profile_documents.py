@@ -103,16 +103,7 @@ def test_the_site_is_built_without_a_warning(tmp_path):
     pytest.importorskip("material")
     source = tmp_path / "source"
     source.mkdir()
-    for name in (
-        "README.md",
-        "CHANGELOG.md",
-        "CONTRIBUTING.md",
-        "SECURITY.md",
-        "LICENSE",
-        "docs",
-        "examples",
-        "profiles",
-    ):
+    for name in "README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md LICENSE docs examples profiles".split():
         (source / name).symlink_to(ROOT / name)
     config = (ROOT / "docs" / "mkdocs.yml").read_text("utf-8")
     (tmp_path / "mkdocs.yml").write_text(config.replace("../build/site-source", "source").replace("../build/", ""))

@@ -201,6 +201,10 @@ def test_by_hand_is_einsum(name):
 
 
 def test_unavailable_says_why(numpy):
+    turned = Case("", "ij,jk->ik", ((2, 3), (3, 4)), memory=("ji", "jk"))
+    if frameworks.installed("mxnet"):
+        with pytest.raises(frameworks.Unavailable, match="strides"):
+            inputs(turned, frameworks.load("mxnet", "cpu", 1), "float32", 0)
     with pytest.raises(frameworks.Unavailable, match="on cpu only"):
         frameworks.load("numpy", "gpu")
     with pytest.raises(frameworks.Unavailable, match="bfloat16"):
