@@ -77,25 +77,25 @@ class OverheadStudy(Study):
         return [Way(name, call, framework) for name, call in calls.items()]
 
     def measure(self, framework: Framework, options: Options) -> Iterator[Record]:
+        dtype, quick = (*options.dtypes, "float32")[0], options.quick
         yield Extent(5 if framework.name == "numpy" else 4)
-        dtype = options.dtypes[0] if options.dtypes else "float32"
-        clock = HostClock(framework.synchronize)
-        row = partial(Row.of, framework.name)
+        clock, effort = HostClock(framework.synchronize), QUICK if quick else FULL
         for case in (CHAIN, TINY):
-            ways = self.ways(Task(framework, case, dtype, False))
-            timings = compare(case, ways, dtype, effort=QUICK if options.quick else FULL, clock=clock)
-            yield from (row(case, dtype, timing) for timing in timings)
+            timings = compare(case, self.ways(Task(framework, case, dtype, False)), dtype, effort=effort, clock=clock)
+            yield from (Row.of(framework.name, case, dtype, timing) for timing in timings)
+        alone: dict[str, tuple[Case, float]] = {}
         if not next(timing for timing in timings if timing.name == self.ours).failure:
-            seconds = _first_call(framework, TINY, dtype, 20 if options.quick else 300)
-            yield row(replace(TINY, name="first call"), dtype, Timing(self.ours, seconds))
-            observed = Timing(self.ours, _observed(framework, dtype, clock))
-            yield row(replace(TINY, name="tiny, observed"), dtype, observed)
+            alone["first call"] = TINY, _first_call(framework, TINY, dtype, 20 if quick else 300)
+            call = _call(framework, TINY, dtype)
+            # While no profile is taken, a call is like any other.
+            with einops_fast.profile():
+                alone["tiny, observed"] = TINY, min(median(each) for each in time_calls([call], clock, QUICK))
         for case in CHOSEN if framework.device == "gpu" else ():
-            seconds = _first_call(framework, case, dtype, 5 if options.quick else 50)
-            yield row(case, dtype, Timing(self.ours, seconds))
+            alone[case.name] = case, _first_call(framework, case, dtype, 5 if quick else 50)
+        for name, (case, seconds) in alone.items():
+            yield Row.of(framework.name, replace(case, name=name), dtype, Timing(self.ours, seconds))
         if framework.name == "numpy":
-            seconds = _import(3 if options.quick else 15)
-            yield Row("numpy", "import after NumPy", "import einops_fast", seconds=seconds)
+            yield Row("numpy", "import after NumPy", "import einops_fast", seconds=_import(3 if quick else 15))
 
     def tables(self, rows: Sequence[Row]) -> list[Table]:
         return [table("Host time of a call", rows, COLUMNS)]
@@ -117,13 +117,6 @@ def _first_call(framework: Framework, case: Case, dtype: str, rounds: int) -> fl
         call()
         seconds.append(perf_counter() - start)
     return median(seconds)
-
-
-def _observed(framework: Framework, dtype: str, clock: HostClock) -> float:
-    """Return the seconds of a call while a profile is taken; while none is, a call is like any other."""
-    call = _call(framework, TINY, dtype)
-    with einops_fast.profile():
-        return min(median(each) for each in time_calls([call], clock, QUICK))
 
 
 def _import(rounds: int) -> float:
