@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from shutil import rmtree
-from typing import Any, NamedTuple
+from typing import Any
 
 from einops_fast.profiles.frameworks import Framework, Unavailable
 from einops_fast.profiles.reporting.records import Note, Record, Row, phase
@@ -58,9 +58,10 @@ def kernel_times(framework: Framework, call: Call, calls: int = 3, path: Path | 
     with tempfile.TemporaryDirectory() as nowhere:
         kept = path or Path(nowhere, "trace.json")
         kept.parent.mkdir(parents=True, exist_ok=True)
-        (_torch if framework.name == "torch" else _mxnet)(framework, call, calls, kept, path is not None)
-        totals = {name: seconds / calls for name, seconds in read_kernels(kept).items() if seconds > 0}
-    return dict(sorted(totals.items(), key=lambda item: -item[1]))
+        watch = _torch if framework.name == "torch" else _mxnet
+        totals = watch(framework, call, calls, kept, path is not None)
+    each = {name: seconds / calls for name, seconds in totals.items() if seconds > 0}
+    return dict(sorted(each.items(), key=lambda item: -item[1]))
 
 
 def summary(times: dict[str, float]) -> str:
@@ -87,7 +88,7 @@ def trace_name(row: Row) -> str:
     return re.sub(r"[^\w@.-]+", "_", "-".join(parts))
 
 
-def _torch(framework: Any, call: Call, calls: int, path: Path, detailed: bool) -> None:
+def _torch(framework: Any, call: Call, calls: int, path: Path, detailed: bool) -> dict[str, float]:
     profiler = framework.torch.profiler
     on_gpu = framework.device == "gpu"
     activities = [profiler.ProfilerActivity.CPU, *([profiler.ProfilerActivity.CUDA] if on_gpu else [])]
@@ -103,9 +104,13 @@ def _torch(framework: Any, call: Call, calls: int, path: Path, detailed: bool) -
         order = "self_device_time_total" if on_gpu else "self_cpu_time_total"
         table = seen.key_averages().table(sort_by=order, row_limit=LONGEST_TABLE)
         path.with_suffix(".txt").write_text(f"{table}\n", encoding="utf-8")
+    if on_gpu:
+        return read_kernels(path)
+    # Operators without those that they call, and without the range around them all.
+    return {each.key: each.self_cpu_time_total * 1e-6 for each in seen.key_averages() if each.key != path.stem}
 
 
-def _mxnet(framework: Any, call: Call, calls: int, path: Path, detailed: bool) -> None:
+def _mxnet(framework: Any, call: Call, calls: int, path: Path, detailed: bool) -> dict[str, float]:
     profiler = framework.mx.profiler
     # What was profiled before is still waiting to be written.
     for file, times in ((_nowhere() / "trace.json", 0), (path, calls)):
@@ -120,6 +125,7 @@ def _mxnet(framework: Any, call: Call, calls: int, path: Path, detailed: bool) -
     path.write_text(json.dumps({"traceEvents": listed(path.read_text("utf-8"))}), encoding="utf-8")
     # MXNet writes a last time at exit. Not to the null device: it deletes the file first, if it may.
     profiler.set_config(profile_all=True, aggregate_stats=True, filename=str(_nowhere() / "trace.json"))
+    return read_kernels(path)
 
 
 @lru_cache(maxsize=1)
@@ -145,53 +151,23 @@ def listed(text: str) -> list[dict[str, Any]]:
 
 
 def read_kernels(path: Path) -> dict[str, float]:
-    """Return seconds by kernel, over a whole trace; of one from a CPU by operator, each without those that it calls."""
+    """Return seconds by kernel, over a whole trace; where it has no GPU's, by whatever it has."""
     spans = list(_spans(json.loads(path.read_text("utf-8"))["traceEvents"]))
-    on_gpu = [span for span in spans if span.category in _GPU]
-    operators = [span for span in spans if span.category == "cpu_op"]
     totals: dict[str, float] = defaultdict(float)
-    if operators and not on_gpu:
-        for name, seconds in _exclusive(operators):
-            totals[name] += seconds
-    else:
-        for span in on_gpu or spans:
-            totals[span.name] += span.seconds
+    for name, _, seconds in [span for span in spans if span[1] in _GPU] or spans:
+        totals[name] += seconds
     return dict(totals)
 
 
-class Span(NamedTuple):
-    """Something that lasts."""
-
-    thread: tuple[Any, Any]
-    start: float  # seconds
-    seconds: float
-    name: str
-    category: str
-
-
-def _spans(events: Sequence[Mapping[str, Any]]) -> Iterator[Span]:
-    begun: dict[tuple[Any, str], list[float]] = defaultdict(list)
+def _spans(events: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, float]]:
+    """Yield name, category and seconds of complete events (``X``) and of beginnings with their ends (``B``, ``E``)."""
+    begun: dict[tuple[Any, ...], list[float]] = defaultdict(list)
     for event in events:
         kind, name, category = event.get("ph"), str(event.get("name")), str(event.get("cat", ""))
-        thread, time = (event.get("pid"), event.get("tid")), float(event.get("ts", 0.0)) * 1e-6
-        starts = begun[thread, name]
+        starts, time = begun[event.get("pid"), event.get("tid"), name], float(event.get("ts", 0.0))
         if kind == "X":
-            yield Span(thread, time, float(event.get("dur", 0.0)) * 1e-6, name, category)
+            yield name, category, float(event.get("dur", 0.0)) * 1e-6
         elif kind == "B":
             starts.append(time)
         elif kind == "E" and starts:
-            start = starts.pop()
-            yield Span(thread, start, time - start, name, category)
-
-
-def _exclusive(operators: Sequence[Span]) -> Iterator[tuple[str, float]]:
-    stacks: dict[Any, list[Span]] = defaultdict(list)
-    # Of those that begin together, the longest calls the others.
-    for span in sorted(operators, key=lambda span: (span.start, -span.seconds)):
-        stack = stacks[span.thread]
-        while stack and stack[-1].start + stack[-1].seconds <= span.start:
-            stack.pop()
-        yield span.name, span.seconds
-        if stack:
-            yield stack[-1].name, -span.seconds
-        stack.append(span)
+            yield name, category, (time - starts.pop()) * 1e-6
