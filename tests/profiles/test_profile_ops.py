@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from einops_fast.profiles.ops.cases import CPU_NAMES, FAMILIES, PASSES
+from einops_fast.profiles.ops.cases import CPU_NAMES, FAMILIES
 from einops_fast.profiles.ops.check import allowed_error, dropped_share, errors
 from einops_fast.profiles.ops.ways import op_inputs
 from einops_fast.profiles.reporting.records import ALL
@@ -53,11 +53,7 @@ def test_bytes_and_flops():
 
 def test_families():
     assert not CASES.keys() & {case.name for case in FAMILIES["models"]}
-    swept = [case.features for case in FAMILIES["columns"] if case.op == "rms_norm"]
-    assert swept == [256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536]
-    ops = {case.op for case in CASES.values()}
-    assert {CASES[name].op for name in CPU_NAMES} == ops
-    assert PASSES.keys() | {"linear", "linear_cross_entropy", "qkv_self_attn"} == ops
+    assert {CASES[name].op for name in CPU_NAMES} == {case.op for case in CASES.values()}
     # What is left out when time is over comes last, and large products are that.
     assert FAMILIES["public"][0].compiled
     assert FAMILIES["public"][-1].heads == 64
