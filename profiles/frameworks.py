@@ -80,9 +80,9 @@ class Framework:
         """Return the array with its axes in another order and, where they have one element, expanded to ``shape``."""
         return self.np.broadcast_to(array.transpose(axes), shape)
 
-    def to_float64(self, array: Any) -> Values:
-        result: Values = self.np.asarray(array, "float64")
-        return result
+    def to_float64(self, array: Any) -> Any:
+        """Return the values of an array for NumPy."""
+        return self.np.asarray(array, "float64")
 
     def einsum(self, equation: str, *operands: Any, **options: Any) -> Any:
         """Return the framework's own einsum, looked up at each call: a patch takes effect."""
@@ -154,9 +154,8 @@ class CuPy(Framework):
             raise Unavailable("CuPy finds no GPU")
         return cupy
 
-    def to_float64(self, array: Any) -> Values:
-        result: Values = self.np.asnumpy(array).astype("float64")
-        return result
+    def to_float64(self, array: Any) -> Any:
+        return self.np.asnumpy(array).astype("float64")
 
     def synchronize(self) -> None:
         self.np.cuda.get_current_stream().synchronize()
@@ -178,15 +177,12 @@ class Torch(Framework):
     devices = ("cpu", "gpu")
 
     def load(self) -> Any:
+        self._device = "cuda" if self.device == "gpu" else "cpu"
         self.torch: Any = import_module("torch")
         self.torch.set_num_threads(self.threads)
         if self.device == "gpu" and not self.torch.cuda.is_available():
             raise Unavailable("torch finds no GPU")
         return self.torch
-
-    @property
-    def _device(self) -> str:
-        return "cuda" if self.device == "gpu" else "cpu"
 
     def array(self, values: Values, dtype: str) -> Any:
         return self.torch.from_numpy(values).to(self._device, getattr(self.torch, dtype), copy=True)
@@ -203,9 +199,8 @@ class Torch(Framework):
     def view(self, array: Any, axes: Shape, shape: Shape) -> Any:
         return array.permute(axes).expand(shape)
 
-    def to_float64(self, array: Any) -> Values:
-        result: Values = array.detach().double().cpu().numpy()
-        return result
+    def to_float64(self, array: Any) -> Any:
+        return array.detach().double().cpu().numpy()
 
     def matmul(self, left: Any, right: Any) -> Any:
         return self.torch.bmm(left, right)
@@ -286,17 +281,15 @@ class MXNet(Framework):
         return self.mx.np
 
     def array(self, values: Values, dtype: str) -> Any:
-        device = self.mx.gpu() if self.device == "gpu" else self.mx.cpu()
         if dtype == "bfloat16":
             raise Unavailable("MXNet arrays of bfloat16 can't be made from NumPy")
-        return self.np.array(values, dtype=dtype, device=device)
+        return self.np.array(values, dtype=dtype, device=getattr(self.mx, self.device)())
 
     def view(self, array: Any, axes: Shape, shape: Shape) -> Any:
         raise Unavailable("mxnet arrays have no strides")
 
-    def to_float64(self, array: Any) -> Values:
-        result: Values = array.asnumpy().astype("float64")
-        return result
+    def to_float64(self, array: Any) -> Any:
+        return array.asnumpy().astype("float64")
 
     def matmul(self, left: Any, right: Any) -> Any:
         return self.mx.npx.batch_dot(left, right)

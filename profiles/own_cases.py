@@ -21,35 +21,29 @@ from einops_fast.profiles.cases import Case
 
 def read_cases(path: Path) -> tuple[Case, ...]:
     """Return the cases of a file, or raise ValueError, which says which case is wrong, and why."""
-    found = _parsed(path)
-    listed = found.get("cases") if isinstance(found, Mapping) else found
-    if not isinstance(listed, list) or not listed:
-        raise ValueError(f"{path}: this is no list of cases")
-    cases: dict[str, Case] = {}
-    for at, given in enumerate(listed):
-        name = given.get("name") if isinstance(given, Mapping) else None
-        try:
-            case = _case(given)
-        except ValueError as error:
-            raise ValueError(f"{path}, case {name or at}: {error}") from None
-        if case.name in cases:
-            raise ValueError(f"{path}: two cases are called {case.name}")
-        cases[case.name] = case
-    return tuple(cases.values())
-
-
-def _parsed(path: Path) -> Any:
     try:
         text = path.read_text("utf-8")
-        if path.suffix.lower() not in (".yaml", ".yml"):
-            return json.loads(text)
-        return import_module("yaml").safe_load(text)
+        found = import_module("yaml").safe_load(text) if path.suffix.lower() in (".yaml", ".yml") else json.loads(text)
     except ImportError:
         raise ValueError(f"{path}: YAML needs PyYAML (pip install pyyaml); JSON does without") from None
     except OSError as error:
         raise ValueError(f"{path} can't be read: {error.strerror}") from None
     except Exception as error:  # of PyYAML, whose errors have no class here
         raise ValueError(f"{path} is no {path.suffix.lstrip('.').upper() or 'JSON'}: {error}") from None
+    listed = found.get("cases") if isinstance(found, Mapping) else found
+    if not isinstance(listed, list) or not listed:
+        raise ValueError(f"{path}: this is no list of cases")
+    cases: dict[str, Case] = {}
+    for at, given in enumerate(listed):
+        try:
+            case = _case(given)
+        except ValueError as error:
+            name = given.get("name") if isinstance(given, Mapping) else None
+            raise ValueError(f"{path}, case {name or at}: {error}") from None
+        if case.name in cases:
+            raise ValueError(f"{path}: two cases are called {case.name}")
+        cases[case.name] = case
+    return tuple(cases.values())
 
 
 def _case(given: Any) -> Case:

@@ -15,8 +15,10 @@ import argparse
 import os
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from ctypes import CDLL
+from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
@@ -48,30 +50,28 @@ def main(arguments: list[str] | None = None) -> int:
     from einops_fast.profiles.einsum.study import EinsumStudy
     from einops_fast.profiles.reporting.records import phase
     from einops_fast.profiles.study import Task
-    from einops_fast.profiles.timing.measure import check
-    from einops_fast.profiles.ways import bind, inputs
+    from einops_fast.profiles.ways import bind
 
+    study = EinsumStudy()
     try:
         framework = frameworks.load(options.framework, device, threads)
         task = Task(framework, case, options.dtype, options.backward)
-        ways = [EinsumStudy.makers[mode](task) for mode in dict.fromkeys(("einsum", options.mode))]
-        way = ways[-1]
-        checked = check(case, ways, options.dtype, backward=options.backward)[-1]
-        call = bind(way, inputs(case, way.framework, options.dtype, 1, options.backward))
+        ways = [study.way(task, name) for name in dict.fromkeys((study.native, options.mode))]
+        checked, way = study.check(task, ways)[-1], ways[-1]
+        call = bind(way, study.inputs(task, 1))
     except frameworks.Unavailable as reason:
         print(f"can't run: {reason}", file=sys.stderr)
         return 2
 
     print(f"problem {case.problem}: {case.equation}  {case.sizes}  {options.dtype}")
-    version = way.framework.versions()[way.framework.name]
-    print(f"{options.mode}: {way.framework.name} {version}, {way.framework.device_name()}, CPU threads: {threads}")
+    version = framework.versions()[framework.name]
+    print(f"{options.mode}: {framework.name} {version}, {framework.device_name()}, CPU threads: {threads}")
     if checked.error is None:
         print(f"failed: {checked.failure}")
         return 1
     with way.around():
-        times = _measure(
-            call, way.framework, f"mx{options.problem}/{options.mode}/{phase(options.backward)}", options.repeat
-        )
+        label = f"{case.name}/{options.mode}/{phase(options.backward)}"
+        times = _measure(call, framework, label, options.repeat)
         direction = "forward and backward" if options.backward else "forward"
         middle, best = (f"{pick(times) * 1e3:.3f} ms" for pick in (median, min))
         print(f"{direction}: {middle} (median of {len(times)} calls, best {best})")
@@ -98,23 +98,14 @@ def _measure(call: Callable[[], Any], framework: Framework, label: str, repeat: 
     warm_up = [clock.sample(call, 1) for _ in range(2)]
     if repeat is None:
         repeat = max(3, min(MOST_CALLS, int(ENOUGH_SECONDS / warm_up[-1])))
+    ranged = partial(import_module("nvtx").annotate, label) if find_spec("nvtx") is not None else nullcontext
     times = []
     _tell("cuProfilerStart")
     for _ in range(repeat):
-        with _ranged(label):
+        with ranged():
             times.append(clock.sample(call, 1))
     _tell("cuProfilerStop")
     return times
-
-
-def _ranged(name: str) -> AbstractContextManager[Any]:
-    """Return an NVTX range, where the package nvtx is installed."""
-    if find_spec("nvtx") is None:
-        return nullcontext()
-    import nvtx
-
-    annotation: AbstractContextManager[Any] = nvtx.annotate(name)
-    return annotation
 
 
 def _tell(switch: str) -> None:

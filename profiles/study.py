@@ -25,7 +25,7 @@ from einops_fast.profiles.reporting.records import Ceiling, Note, Options, Recor
 from einops_fast.profiles.reporting.report import Table
 from einops_fast.profiles.timing import measure as runner
 from einops_fast.profiles.timing.ceilings import Work, measure_ceilings
-from einops_fast.profiles.ways import Call, Compiler, Inputs, Way, bind, inputs
+from einops_fast.profiles.ways import Call, Inputs, Way, bind, inputs
 
 Plan = dict[str, list[tuple[Any, list[bool]]]]  # Cases with their directions, by dtype
 
@@ -39,8 +39,10 @@ class Task:
     dtype: str
     backward: bool
     names: tuple[str, ...] = ()  # of the ways that are measured, as far as they are made for the case
-    compiler: Any = None  # of torch, for all cases of the process
     shared: Any = None  # what `Study.shared` made for both directions
+
+
+Maker = Callable[[Task], Callable[..., Any] | Way]
 
 
 class Study(ABC):
@@ -52,8 +54,8 @@ class Study(ABC):
     # the cases by family; `--cases` chooses one, and `--only-run` selects from it.
     families: Mapping[str, Sequence[AnyCase]]
     own_cases: bool = False  # whether `--cases` may also be a file of einsums
-    # what makes each way of a task, or raises `Unavailable` for what it isn't made for.
-    makers: Mapping[str, Callable[[Task], Way]]
+    # what makes the call of each way of a task, or the whole way, or raises `Unavailable` for what it isn't made for.
+    makers: Mapping[str, Maker]
     # what raises `Unavailable` where a way can't run on a framework at all.
     needs: Mapping[str, Callable[[Framework], object]] = {}
     ours: ClassVar[str] = "ours"  # the name of our implementation in its rows
@@ -70,7 +72,6 @@ class Study(ABC):
     profiled: bool = False  # the kernels of each call are looked at too
     compiled: tuple[str, ...] = ()  # ways that are compiled before anything is timed, within `ahead_seconds`
     ahead_seconds: float = 120.0
-    compile_seconds: float = 300.0  # the longest that torch.compile may take for all cases of a process
 
     @property
     def name(self) -> str:
@@ -83,12 +84,17 @@ class Study(ABC):
         """Return what both directions of a case need, for :attr:`Task.shared`; the task has none yet."""
         return None
 
+    def way(self, task: Task, name: str) -> Way:
+        """Return a way to compute a case; raise :class:`Unavailable` if it isn't made for it."""
+        made = self.makers[name](task)
+        return made if isinstance(made, Way) else Way(name, made, task.framework)
+
     def ways(self, task: Task) -> list[Way]:
         """Return the ways to compute a case, without those that aren't made for it."""
         ways = []
         for name in task.names:
             with suppress(Unavailable):
-                ways.append(self.makers[name](task))
+                ways.append(self.way(task, name))
         return ways
 
     def inputs(self, task: Task, seed: int) -> Inputs:
@@ -203,7 +209,6 @@ class Study(ABC):
         yield from told
         if framework.device == "gpu":
             yield from map(Note, self.compile_ahead(framework, plan, names))
-        compiler = self.compiler(framework)
         later: list[tuple[Task, Row]] = []
         for dtype in filter(plan.get, plan):
             try:
@@ -218,7 +223,7 @@ class Study(ABC):
             )
             for case, directions in plan[dtype]:
                 framework.forget()
-                task = Task(framework, case, dtype, False, names, compiler)
+                task = Task(framework, case, dtype, False, names)
                 task = replace(task, shared=self.shared(task))
                 for task in (replace(task, backward=backward) for backward in directions):
                     for row in self.rows(task, effort, ceilings):
@@ -270,10 +275,6 @@ class Study(ABC):
 
     # Compiling
 
-    def compiler(self, framework: Any) -> Compiler | None:
-        """Return what compiles for torch within the time that there is for it."""
-        return Compiler(framework.torch, self.compile_seconds) if framework.name == "torch" else None
-
     def compile_ahead(self, framework: Framework, plan: Plan, names: Sequence[str]) -> list[str]:
         """Compile what the cases need in several processes; return what the reader has to know."""
         known = self._known()
@@ -291,7 +292,7 @@ class Study(ABC):
         """Call one way of one case once."""
         _, name, dtype, backward, what = job
         case = self._known()[name].scaled("gpu", dtype)
-        task = Task(framework, case, dtype, backward, compiler=self.compiler(framework))
+        task = Task(framework, case, dtype, backward)
         way, call = self.one_call(task, what)
         with way.around():
             call()

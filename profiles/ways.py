@@ -6,10 +6,8 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from time import perf_counter
 from typing import Any
 
-import einops_fast
 from einops_fast.profiles.cases import Case, Shape
 from einops_fast.profiles.frameworks import Framework
 
@@ -42,50 +40,29 @@ class Way:
     prepare: Callable[..., Call] = partial
     # brings the result to an array of `framework`, outside the time measured.
     finish: Callable[[Any], Any] = lambda result: result
+    overwrites: bool = False  # it writes over its operands, which are torch's: it gets copies
 
     def bind(self, given: Inputs) -> tuple[Call, tuple[Any, ...]]:
         """Return the call on these inputs, and the arrays whose gradients are wanted."""
-        return self.prepare(self.call, *given.operands, *given.constants), given.operands
+        operands = given.operands
+        if self.overwrites:
+            operands = tuple(each.detach().clone().requires_grad_() for each in operands)
+        return self.prepare(self.call, *operands, *given.constants), operands
 
 
-def our_way(framework: Framework, case: Case) -> Way:
-    """``fast_einsum`` as its users call it."""
-    return Way("fast_einsum", partial(einops_fast.fast_einsum, case.called), framework)
+def compiled_once(torch: Any) -> Callable[..., Call]:
+    """Return what :attr:`Way.prepare` is of a way that torch.compile compiles, as a whole, at its first operands."""
+    kept: list[Call] = []
 
+    def prepare(call: Callable[..., Any], *operands: Any) -> Call:
+        if not kept:
+            # Equations are variants of one function to Dynamo, which after a few of them gives up.
+            torch.compiler.reset()
+            kept.append(torch.compile(call, fullgraph=True, dynamic=False))
+            kept[0](*operands)
+        return partial(kept[0], *operands)
 
-class Compiler:
-    """torch.compile within a limit of seconds for all that a process compiles."""
-
-    def __init__(self, torch: Any, seconds: float) -> None:
-        self._torch = torch
-        self._left = seconds
-
-    def preparing(self) -> Callable[..., Call]:
-        """Return what :attr:`Way.prepare` is of a way that is compiled once, at its first operands."""
-        kept: list[Call] = []
-
-        def prepare(call: Callable[..., Any], *operands: Any) -> Call:
-            if not kept:
-                kept.append(self.compiled(call, operands))
-            return partial(kept[0], *operands)
-
-        return prepare
-
-    def compiled(
-        self, call: Callable[..., Any], operands: Sequence[Any], *, fullgraph: bool = True
-    ) -> Callable[..., Any]:
-        """Return the function compiled, by a first call; ``fullgraph`` fails where something isn't compiled."""
-        if self._left <= 0:
-            raise TimeoutError("the time for compilations is used up")
-        # Equations are variants of one function to Dynamo, which after a few of them gives up.
-        self._torch.compiler.reset()
-        compiled: Callable[..., Any] = self._torch.compile(call, fullgraph=fullgraph, dynamic=False)
-        start = perf_counter()
-        try:
-            compiled(*operands)
-        finally:
-            self._left -= perf_counter() - start
-        return compiled
+    return prepare
 
 
 # Calls

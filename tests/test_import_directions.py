@@ -62,7 +62,7 @@ IMPORTED = {
         "face words planning runtime observing attention commands backends backends.torch backends.torch.attention "
         "backends.torch.ops backends.triton.launching backends.triton.contraction"
     ),
-    "profiles": "face words runtime observing attention ops nn commands backends",
+    "profiles": "face words runtime observing attention ops commands backends",
     "backends": "face words planning runtime patching",
     "backends.cupy": "planning runtime backends",
     "backends.mxnet": "words planning patching attention backends",
@@ -93,7 +93,7 @@ IN_FUNCTIONS = {
     "compiler": "backends.torch.ops",
     "attention": "backends.mxnet backends.torch backends.torch.attention",
     "ops": "backends.torch.ops backends.torch.sharding",
-    "profiles": "planning backends.mxnet",
+    "profiles": "planning nn backends.mxnet",
     "backends.cupy": "backends.triton.contraction",
     "backends.torch": "face backends.torch.sharding backends.triton.contraction backends.triton.launching",
     "backends.torch.einsum": "backends.triton.contraction",

@@ -16,9 +16,6 @@ from einops_fast.profiles.attention.cases import AttentionCase
 
 TILE = 64  # Positions that are compared together
 
-# Elements of an operand that are compared; of a batch with more, which only decoding has, some elements are.
-CHECKED = 1 << 28
-
 
 @dataclass(frozen=True)
 class Extras:
@@ -46,21 +43,12 @@ def seen(case: AttentionCase, q_len: int, kv_len: int, like: Any) -> Any:
     return ones.tril(0 if case.causal else after).triu(-before)
 
 
-def _picked(case: AttentionCase, backward: bool) -> slice:
-    """Return the elements of the batch that are compared."""
-    largest = case.batch * case.kv_heads * case.kv_len * case.head_dim
-    step = 1 if backward else -(-largest // CHECKED)
-    return slice((case.batch - 1) % step, None, step)
-
-
 def reference(case: AttentionCase, operands: Sequence[Any], cotangents: Sequence[Any], extras: Extras) -> list[Any]:
     """Return the result and, given its cotangent, gradients in float64, with the axes of :func:`canonical`."""
     from torch.autograd import grad
 
     backward = bool(cotangents)
-    picked = _picked(case, backward)
     arrays = [canonical(case, each.detach()) for each in operands]
-    arrays[:3] = [each[picked] for each in arrays[:3]]
     double = arrays[0].new_zeros(0).double()
     found = [double.new_zeros((*arrays[0].shape[:3], case.v_head_dim))]
     if backward:
@@ -69,7 +57,7 @@ def reference(case: AttentionCase, operands: Sequence[Any], cotangents: Sequence
     for at, heads, group, queries, keys in _pieces(case, len(arrays[0])):
         places = [(at, heads, queries), (at, group, keys), (at, group, keys), (heads, queries, keys)]
         piece = [each[place].double().requires_grad_(backward) for each, place in zip(arrays, places, strict=False)]
-        mask = None if extras.mask is None else extras.mask[picked][at]
+        mask = None if extras.mask is None else extras.mask[at]
         q, k, v = piece[:3]
         bias = piece[3] if case.bias else None
         out = attend(case, q, k, v, bias, (seen(case, q.shape[-2], k.shape[-2], q), mask))
@@ -112,11 +100,9 @@ def attend(case: AttentionCase, q: Any, k: Any, v: Any, bias: Any, masks: Sequen
 
 def largest_error(case: AttentionCase, results: Sequence[Any], references: Sequence[Any]) -> float:
     """Return the largest error of result and gradients in a tile, relative to the size of the reference there."""
-    picked = _picked(case, len(references) > 1)
     worst = 0.0
     for result, expected in zip(results, references, strict=True):
         array = canonical(case, result.detach())
-        array = array[picked] if array.ndim == 4 else array
         if array.shape != expected.shape:
             return inf
         worst = max(worst, _in_tiles(array.double() - expected, expected))

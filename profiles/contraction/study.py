@@ -12,28 +12,31 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
+import einops_fast
 from einops_fast.profiles.contraction.cases import FAMILIES
 from einops_fast.profiles.frameworks import Framework, Unavailable
-from einops_fast.profiles.study import Study, Task
-from einops_fast.profiles.ways import Call, Way, our_way
+from einops_fast.profiles.study import Maker, Study, Task
+from einops_fast.profiles.ways import Call, Way, compiled_once
+
+Function = Callable[..., Any]
 
 
-def _native(task: Task) -> Way:
+def _native(task: Task) -> Function:
     # NumPy's plain einsum never calls BLAS; what ours has to beat is the one that does.
     options = {"optimize": True} if task.framework.name == "numpy" else {}
-    return Way("native", partial(task.framework.einsum, task.case.called, **options), task.framework)
+    return partial(task.framework.einsum, task.case.called, **options)
 
 
-def _opt_einsum(task: Task) -> Way:
+def _opt_einsum(task: Task) -> Function:
     from opt_einsum import contract
 
-    return Way("opt_einsum", partial(contract, task.case.called), task.framework)
+    return partial(contract, task.case.called)
 
 
 def _compile(task: Task) -> Way:
     torch, equation = task.framework.torch, task.case.called
-    call, prepare = (lambda *operands: torch.einsum(equation, *operands)), task.compiler.preparing()
-    return Way("compile", call, task.framework, prepare=prepare)
+    prepare = compiled_once(torch)
+    return Way("compile", lambda *operands: torch.einsum(equation, *operands), task.framework, prepare=prepare)
 
 
 def _cupy(task: Task) -> Way:
@@ -53,12 +56,12 @@ def _cutensor(task: Task) -> Way:
     return _wrapped("cutensor", call, task, cupy)
 
 
-def _wrapped(name: str, call: Callable[..., Any], task: Task, cupy: Any) -> Way:
+def _wrapped(name: str, call: Function, task: Task, cupy: Any) -> Way:
     """Return a way on CuPy arrays in the memory of torch tensors."""
     if task.dtype == "bfloat16":
         raise Unavailable("CuPy has no bfloat16")
 
-    def prepare(call: Callable[..., Any], *operands: Any) -> Call:
+    def prepare(call: Function, *operands: Any) -> Call:
         return partial(call, *map(cupy.from_dlpack, operands))
 
     return Way(name, call, task.framework, prepare=prepare, finish=import_module("torch").from_dlpack)
@@ -111,13 +114,13 @@ class ContractionStudy(Study):
     frameworks = ("numpy", "torch")
     families = FAMILIES
     own_cases = True
-    makers: Mapping[str, Callable[[Task], Way]] = {
+    makers: Mapping[str, Maker] = {
         "native": _native,
         "opt_einsum": _opt_einsum,
         "compile": _compile,
         "cupy": _cupy,
         "cutensor": _cutensor,
-        "fast_einsum": lambda task: our_way(task.framework, task.case),
+        "fast_einsum": lambda task: partial(einops_fast.fast_einsum, task.case.called),
     }
     needs: Mapping[str, Callable[[Framework], object]] = {
         "opt_einsum": _not_in_mxnet,

@@ -36,13 +36,6 @@ PASSES = {
 # Vectors of the length of a row.
 PARAMETERS = {"layer_norm": 2, "rms_norm": 1, "dropout_add_ln": 2, "dropout_add_layer_norm": 2, "bias_gelu": 1}
 
-# What is a module of Hugging Face's, ours being the same module after ``einops_fast.nn.optimize``.
-MODELS = ("bert_attention", "gpt_attention", "bert_layer", "gpt2_block")
-CAUSAL = ("gpt_attention", "gpt2_block")
-
-# Products of the hidden states and a square matrix, in layers with attention.
-PROJECTIONS = {"qkv_self_attn": 3, "bert_attention": 3, "gpt_attention": 4, "bert_layer": 4, "gpt2_block": 4}
-
 
 @dataclass(frozen=True)
 class OpCase(AnyCase):
@@ -50,8 +43,8 @@ class OpCase(AnyCase):
 
     name: str  # what tables call it; `operator@columns` is a point of a curve
     op: str  # the operator
-    shape: tuple[int, ...]  # of the input; of layers with attention `(batch, positions, features)`
-    width: int = 0  # features of the result of a linear layer, classes, or those between the two layers of an MLP
+    shape: tuple[int, ...]  # of the input; with attention `(batch, positions, features)`
+    width: int = 0  # features of the result of a linear layer, or classes
     heads: int = 0  # of attention
     activation: str = ""  # after a linear layer
     p: float = 0.0  # probability of dropping
@@ -94,10 +87,7 @@ class OpCase(AnyCase):
         if self.op in PASSES:
             return 0
         products = 2 * self.rows * self._weights
-        attention = 0.0
-        if self.op in PROJECTIONS:
-            batch, positions, features = self.shape
-            attention = 4 * batch * positions**2 * features * (0.5 if self.op in CAUSAL else 1.0)
+        attention = 4 * self.rows * self.shape[-2] * self.features if self.heads else 0
         return int(3 * products + 3.5 * attention if backward else products + attention)
 
     def passes(self, backward: bool = False) -> tuple[tuple[int, int], ...]:
@@ -117,7 +107,7 @@ class OpCase(AnyCase):
         case = self
         if device == "cpu" and case.heads:
             heads = max(1, case.heads // 8)
-            case = replace(case, heads=heads, shape=(2, 64, 32 * heads), width=4 * 32 * heads if case.width else 0)
+            case = replace(case, heads=heads, shape=(2, 64, 32 * heads))
         while device == "cpu" and (
             max(prod(case.shape), case.rows * case.width) > CPU_ELEMENTS or case.flops() > CPU_FLOPS
         ):
@@ -131,10 +121,8 @@ class OpCase(AnyCase):
 
     @property
     def _weights(self) -> int:
-        """Elements of all matrices."""
-        if self.op in PROJECTIONS:
-            return self.features * (PROJECTIONS[self.op] * self.features + 2 * self.width)
-        return self.features * self.width
+        """Elements of the matrix, which with attention makes q, k and v."""
+        return self.features * (3 * self.features if self.heads else self.width)
 
 
 def _named(name: str, /, **others: Any) -> OpCase:
@@ -145,9 +133,9 @@ def _named(name: str, /, **others: Any) -> OpCase:
     case = OpCase(name, op, sizes, activation="".join(activation), compiled=name in COMPILED)
     if op.startswith("linear"):
         case = replace(case, shape=sizes[:-1], width=sizes[-1], halves=sizes[-2] == 16384)
-    if op in PROJECTIONS:
+    if op == "qkv_self_attn":
         case = replace(case, shape=sizes[:-1], heads=sizes[-1], halves=True)
-    if op.startswith("dropout") or op in MODELS:
+    if op.startswith("dropout"):
         case = replace(case, p=P)
     return replace(case, **others)
 
@@ -166,8 +154,6 @@ linear-squared_relu-4096x4096x4096 linear-gelu_tanh-4096x4096x4096 linear-gelu-1
 """.split()
 
 EPOI = """
-epoi-bert_attention-8x512x1024x16 epoi-bert_attention-16x512x8192x64 epoi-bert_attention-4x2048x8192x64
-epoi-gpt_attention-8x1024x1024x16 epoi-gpt_attention-16x512x8192x64 epoi-gpt_attention-4x2048x8192x64
 epoi-qkv_self_attn-4x512x1024x16 epoi-qkv_self_attn-8x512x1024x16 epoi-qkv_self_attn-16x512x1024x16
 epoi-qkv_self_attn-16x512x8192x64 epoi-qkv_self_attn-4x2048x8192x64
 epoi-layer_norm-32x128x768 epoi-layer_norm-8x512x1024 epoi-layer_norm-16x512x8192 epoi-layer_norm-4x2048x8192
@@ -210,10 +196,6 @@ FAMILIES: dict[str, tuple[OpCase, ...]] = {
     ),
     "losses": tuple(map(_named, LOSSES)),
     "linear": tuple(map(_named, LINEAR)),
-    "layers": tuple(
-        _named(f"{op}-8x512x1024x16", name=name, width=4096, halves=False, compiled=True)
-        for name, op in (("bert-large-layer", "bert_layer"), ("gpt2-medium-block", "gpt2_block"))
-    ),
     "epoi": tuple(map(_named, EPOI)),
 }
 

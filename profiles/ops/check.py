@@ -40,7 +40,7 @@ def errors(case: OpCase, given: Inputs, results: Values, gradients: Values) -> t
     sums = [each.detach() * 0 for each in shared]
     error = partial(relative_error, whole_rows=bool(case.heads))
     loss: Any = 0.0
-    worst, worst_gradient = 0.0, 0.0
+    values, slopes = [0.0], [0.0]
     count = len(rows[0])
     step = max(1, CHUNK * count // max(prod(case.shape), case.rows * case.width))
     for start in range(0, count, step):
@@ -54,28 +54,13 @@ def errors(case: OpCase, given: Inputs, results: Values, gradients: Values) -> t
         if given.constants:
             loss = loss + outcome[0].detach()
         else:
-            for result, right in zip(found, outcome, strict=True):
-                worst = _worse(worst, error(result[part], right.detach()))
-        for gradient, right in zip(row_gradients, expected[:by_row], strict=True):
-            worst_gradient = _worse(worst_gradient, error(gradient[part], right))
+            values += [error(result[part], right) for result, right in zip(found, outcome, strict=True)]
+        slopes += [error(each[part], right) for each, right in zip(row_gradients, expected[:by_row], strict=True)]
         sums = [total + gradient for total, gradient in zip(sums, expected[by_row:], strict=True)]
     if given.constants:
-        worst = relative_error(found[0].reshape(1), loss.reshape(1))
-    for gradient, total in zip(gradients[by_row:], sums, strict=True):
-        worst_gradient = _worse(worst_gradient, error(gradient, total))
-    return worst, worst_gradient
-
-
-def model_errors(
-    results: Values, gradients: Values, expected: Values, expected_gradients: Values
-) -> tuple[float, float]:
-    """Return the same for a module: of each array as a whole, as errors pass through many layers."""
-    sizes = [float(each.square().mean().sqrt()) for each in expected_gradients]
-    # Softmax doesn't change with a bias of the keys: its gradient is a rounding error of 0.
-    pairs = zip(gradients, expected_gradients, sizes, strict=True)
-    kept = [(found, right) for found, right, size in pairs if size > 1e-9 * max(sizes)]
-    worst = [_norm_error(found, right) for found, right in zip(results, expected, strict=True)]
-    return max(worst), max(_norm_error(found, right) for found, right in kept)
+        values = [error(found[0].reshape(1), loss.reshape(1))]
+    slopes += [error(gradient, total) for gradient, total in zip(gradients[by_row:], sums, strict=True)]
+    return max(values), max(slopes)
 
 
 def allowed_error(case: OpCase, dtype: str, native: float | None = None, *, gradient: bool = False) -> float:
@@ -102,30 +87,11 @@ def dropped_share(case: OpCase, gradient: Any, other: Any) -> str:
     return ""
 
 
-def dropout_wrong(first: Any, second: Any, expected: Any, *, linear: bool) -> str:
-    """Return what is wrong with results of two calls of a module with dropout, given that without; empty if nothing is.
-
-    What is ``linear`` after the dropout is on average as without.
-    """
-    if first.detach().equal(second.detach()):
-        return "wrong: nothing was dropped, or the same twice"
-    expected = expected.detach().double()
-    share = float((first.detach().double() * expected).sum() / expected.square().sum())
-    # Without 1 / (1 - p) it would be off by p.
-    if linear and abs(share - 1) > 0.05:
-        return f"wrong: with dropout the result is {share:.2f} of what it is without"
-    return ""
-
-
 def _rows(case: OpCase, array: Any) -> Any:
     """With the axis first along which pieces are independent: attention goes over positions."""
     if array.dim() < 2 or case.heads:
         return array
     return array.reshape(-1, array.shape[-1])
-
-
-def _worse(first: float, second: float) -> float:
-    return inf if isnan(second) else max(first, second)
 
 
 def relative_error(found: Any, expected: Any, *, whole_rows: bool = False) -> float:
@@ -139,15 +105,11 @@ def relative_error(found: Any, expected: Any, *, whole_rows: bool = False) -> fl
     difference = found.detach().double() - expected
     if whole_rows and expected.dim() > 1:
         sizes = expected.norm(dim=-1)
-        return _worse(0.0, float((difference.norm(dim=-1) / sizes.clamp_min(1e-3 * float(sizes.mean()))).max()))
-    scale = expected.abs() + expected.abs().mean(-1, keepdim=True)
-    return _worse(0.0, float((difference.abs() / scale.clamp_min(1e-300)).max()))
-
-
-def _norm_error(found: Any, expected: Any) -> float:
-    if found.shape != expected.shape:
-        return inf
-    return _worse(0.0, float((found.detach().double() - expected.detach()).norm() / expected.detach().norm()))
+        worst = float((difference.norm(dim=-1) / sizes.clamp_min(1e-3 * float(sizes.mean()))).max())
+    else:
+        scale = expected.abs() + expected.abs().mean(-1, keepdim=True)
+        worst = float((difference.abs() / scale.clamp_min(1e-300)).max())
+    return inf if isnan(worst) else worst
 
 
 def _kept(case: OpCase, pieces: Values, results: Values, gradients: Values) -> Any:

@@ -3,43 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from einops_fast.profiles.cases import curve
 from einops_fast.profiles.frameworks import Framework
-from einops_fast.profiles.ops.cases import FAMILIES, MODELS
-from einops_fast.profiles.ops.check import (
-    allowed_error,
-    dropout_wrong,
-    dropped_share,
-    errors,
-    model_errors,
-    relative_error,
-)
-from einops_fast.profiles.ops.models import ModuleWay, model_reference
+from einops_fast.profiles.ops.cases import FAMILIES
+from einops_fast.profiles.ops.check import allowed_error, dropped_share, errors, relative_error
 from einops_fast.profiles.ops.ways import LIBRARIES, MAKERS, check_library, op_inputs
 from einops_fast.profiles.reporting.cells import gigabytes, speedup
 from einops_fast.profiles.reporting.charts import Chart, Spec, case_chart, chart, curves, plane
 from einops_fast.profiles.reporting.records import Ceiling, Row
-from einops_fast.profiles.study import Study, Task
+from einops_fast.profiles.study import Maker, Study, Task
 from einops_fast.profiles.timing.measure import Effort, Errors, Timing, check_ways, too_wrong
-from einops_fast.profiles.ways import Inputs, Way, answer, as_tuple, in_float64
-
-Answer = tuple[tuple[Any, ...], tuple[Any, ...]]  # Results and gradients
+from einops_fast.profiles.ways import Inputs, Way, answer, as_tuple
 
 # The errors of results and gradients, and what is wrong forward and in both directions.
 Verdict = tuple[tuple[float, float], tuple[str, str]]
-
-
-@dataclass
-class Shared:
-    """What both directions of a case need: its ways, and what is known about them."""
-
-    ways: list[Way]
-    expected: Answer | None = None
-    verdicts: dict[str, Verdict] = field(default_factory=dict)
 
 
 class OpsStudy(Study):
@@ -47,7 +27,7 @@ class OpsStudy(Study):
 
     about = "fused layers against torch's own, torch.compile, Liger-Kernel and QuACK"
     families = FAMILIES
-    makers: Mapping[str, Callable[[Task], Way]] = MAKERS
+    makers: Mapping[str, Maker] = MAKERS
     needs: Mapping[str, Callable[[Framework], object]] = {name: partial(check_library, name) for name in LIBRARIES}
     peers = tuple(MAKERS)[1:]
     guests = peers
@@ -62,32 +42,27 @@ class OpsStudy(Study):
     hides_launches = True
     compiled = ("ours", "compile", "liger", "quack")
     ahead_seconds = 90.0
-    compile_seconds = 90.0
 
-    def shared(self, task: Task) -> Shared:
-        return Shared(super().ways(task))
+    def shared(self, task: Task) -> dict[str, Verdict]:
+        return {}
 
     def ways(self, task: Task) -> list[Way]:
         torch = task.framework.torch
         around = torch.enable_grad if task.backward else torch.no_grad
-        return [replace(way, around=around) for way in task.shared.ways]
+        return [replace(way, around=around) for way in super().ways(task)]
 
     def inputs(self, task: Task, seed: int) -> Inputs:
         return op_inputs(task, seed)
 
     def check(self, task: Task, ways: Sequence[Way]) -> list[Timing]:
         """Check both directions at once: what dropout has dropped is read off the gradients."""
-        shared: Shared = task.shared
         given = op_inputs(replace(task, backward=True), 0)
-        with task.framework.torch.enable_grad():
-            if task.case.op in MODELS and shared.expected is None:
-                shared.expected = _answer(task, model_reference(task), in_float64(given))
 
         def judge(way: Way, native: Errors | None) -> tuple[Errors, str]:
-            if way.name not in shared.verdicts:
+            if way.name not in task.shared:
                 with task.framework.torch.enable_grad():
-                    shared.verdicts[way.name] = _verdict(task, way, given)
-            found, failures = shared.verdicts[way.name]
+                    task.shared[way.name] = _verdict(task, way, given)
+            found, failures = task.shared[way.name]
             return found[: 1 + task.backward], failures[task.backward]
 
         return check_ways(ways, judge, self.native)
@@ -119,43 +94,21 @@ def _bandwidth(name: str, points: Sequence[tuple[float, Row]], copied: float | N
     return plane(name, points, gigabytes, ("columns", "GB/s"), joined=True, roof=roof, roof_label="copy")
 
 
-def _answer(task: Task, way: Way, given: Inputs) -> Answer:
-    """Return what one call gives; a module without dropout."""
-    shapes = [tuple(each.shape) for each in (*given.cotangents, *given.operands)]
-    return answer(_without_dropout(way), given, shapes, task.dtype)
-
-
-def _without_dropout(way: Way) -> Way:
-    return replace(way, training=False) if isinstance(way, ModuleWay) else way
-
-
 def _verdict(task: Task, way: Way, given: Inputs) -> Verdict:
     """Find out what is wrong with results, with and without gradients, and with results and gradients together."""
-    case, shared = task.case, task.shared
+    case, verdicts = task.case, task.shared
     if way.name == "linear":
         case = replace(case, activation="")
-    torch = task.framework.torch
-    results, gradients = _answer(task, way, given)
-    with torch.no_grad():
-        alone = as_tuple(_without_dropout(way).bind(given)[0]())
-    if shared.expected is not None:
-        found = model_errors(results, gradients, *shared.expected)
-        alone_error, _ = model_errors(alone, gradients, *shared.expected)
-    else:
-        found = errors(case, given, results, gradients)
-        # With dropout each call drops others.
-        alone_error = 0.0 if case.p else max(map(relative_error, alone, results))
-    standard, wrong = shared.verdicts.get("native", (None, ("", "")))
+    shapes = [tuple(each.shape) for each in (*given.cotangents, *given.operands)]
+    results, gradients = answer(way, given, shapes, task.dtype)
+    values, slopes = errors(case, given, results, gradients)
+    dropped = dropped_share(case, *gradients[:2]) if case.p else ""
+    if not case.p:  # with dropout each call drops others
+        with task.framework.torch.no_grad():
+            alone = as_tuple(way.bind(given)[0]())
+        values = max(values, *map(relative_error, alone, results))
+    standard, wrong = verdicts.get("native", (None, ("", "")))
     standard = None if wrong[True] else standard
     limits = [allowed_error(case, task.dtype, standard and standard[at], gradient=bool(at)) for at in (False, True)]
-    dropped = ""
-    if case.p and shared.expected is None:
-        dropped = dropped_share(case, *gradients[:2])
-    elif case.p:
-        forward, _ = way.bind(given)
-        with torch.no_grad():
-            first, second = (as_tuple(forward())[0] for _ in range(2))
-        dropped = dropout_wrong(first, second, shared.expected[0][0], linear=case.op.endswith("attention"))
-    worst = max(found[0], alone_error), found[1]
-    failure = too_wrong(worst[0], limits[0]) or dropped
-    return worst, (failure, failure or too_wrong(worst[1], limits[1]))
+    failure = too_wrong(values, limits[0]) or dropped
+    return (values, slopes), (failure, failure or too_wrong(slopes, limits[1]))

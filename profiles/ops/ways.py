@@ -10,18 +10,16 @@ ones: to tune one takes minutes.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from typing import Any
 
 from einops_fast import ops
 from einops_fast.profiles.frameworks import Framework, Unavailable
-from einops_fast.profiles.ops.cases import EPS, MODELS, OpCase
-from einops_fast.profiles.ops.models import model_way
-from einops_fast.profiles.study import Task
+from einops_fast.profiles.ops.cases import EPS, OpCase
+from einops_fast.profiles.study import Maker, Task
 from einops_fast.profiles.timing.measure import reason
-from einops_fast.profiles.ways import Call, Inputs, Way
+from einops_fast.profiles.ways import Inputs, Way, compiled_once
 
 Function = Callable[..., Any]
 
@@ -193,43 +191,33 @@ def _function(library: str, op: str) -> Function:
 # Ways
 
 
-class OverwritingWay(Way):
-    """A way that writes over its operands: it gets copies."""
-
-    def bind(self, given: Inputs) -> tuple[Call, tuple[Any, ...]]:
-        copies = tuple(each.detach().clone().requires_grad_() for each in given.operands)
-        return super().bind(replace(given, operands=copies))
-
-
-def _way(name: str, task: Task) -> Way:
+def _way(name: str, task: Task) -> Function | Way:
     """Return a way of a case.
 
-    ``native`` are torch's functions one after the other, or Hugging Face's module with plain attention; ``sdpa`` the
-    same with torch's fused attention and, in ``qkv_self_attn``, one projection in place of three; ``linear`` is the
-    product of ``linear`` without its activation: what would remain if that were free.
+    ``native`` are torch's functions one after the other; ``sdpa`` has one projection in place of three; ``linear`` is
+    the product of ``linear`` without its activation: what would remain if that were free.
     """
     case, framework = task.case, task.framework
-    if case.op in MODELS:
-        return model_way(name, task)
     functional = framework.torch.nn.functional
     if name == "ours":
-        return Way(name, OURS[case.op](case), framework)
+        return OURS[case.op](case)
     if name == "native":
-        return Way(name, NATIVES[case.op](case, functional), framework)
+        return NATIVES[case.op](case, functional)
     if name == "compile" and case.compiled:
-        return Way(name, NATIVES[case.op](case, functional), framework, prepare=task.compiler.preparing())
+        return Way(name, NATIVES[case.op](case, functional), framework, prepare=compiled_once(framework.torch))
     if name == "sdpa" and case.op == "qkv_self_attn":
-        return Way(name, _attend_packed(case, functional), framework)
+        return _attend_packed(case, functional)
     if name == "linear" and case.op == "linear":
-        return Way(name, functional.linear, framework)
+        function: Function = functional.linear
+        return function
     if case.op in LIBRARIES.get(name, ()):
         adapt = LIBRARIES[name][case.op][-1]
         # The gradient of Liger's loss takes the place of the logits.
-        kind = OverwritingWay if (name, case.op) == ("liger", "cross_entropy") else Way
-        return kind(name, adapt(_function(name, case.op), case), framework)
+        overwrites = (name, case.op) == ("liger", "cross_entropy")
+        return Way(name, adapt(_function(name, case.op), case), framework, overwrites=overwrites)
     raise Unavailable(f"{name} has no {case.op}")
 
 
-MAKERS: dict[str, Callable[[Task], Way]] = {
+MAKERS: dict[str, Maker] = {
     name: partial(_way, name) for name in ("ours", "native", "sdpa", "compile", *LIBRARIES, "linear")
 }

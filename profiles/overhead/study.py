@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial, reduce
 from statistics import median
 from time import perf_counter
+from typing import Any
 
 import einops_fast
 from einops_fast.profiles.cases import Case
@@ -19,7 +20,7 @@ from einops_fast.profiles.reporting.report import Table
 from einops_fast.profiles.study import Study, Task
 from einops_fast.profiles.timing.clocks import HostClock
 from einops_fast.profiles.timing.measure import FULL, QUICK, Timing, compare, time_calls
-from einops_fast.profiles.ways import Way, bind, inputs, our_way
+from einops_fast.profiles.ways import Call, Way, inputs
 from einops_fast.runtime.plan_cache import clear_plans
 
 TINY = Case("tiny", "bij,bjk->bik", ((2, 4, 8), (2, 8, 4)))
@@ -39,6 +40,7 @@ CHOSEN = tuple(
 IMPORT = """
 import numpy
 from time import perf_counter
+from typing import Any
 start = perf_counter()
 import einops_fast
 print(perf_counter() - start)
@@ -66,41 +68,46 @@ class OverheadStudy(Study):
         """The native einsum, the products themselves, one after the other, and ours."""
         framework, case = task.framework, task.case
         by_hand = framework.product if len(case.shapes) == 2 else f"two {framework.product}"
-        return [
-            Way(f"{framework.name}.einsum", partial(framework.einsum, case.equation), framework),
-            Way(by_hand, lambda *operands: reduce(framework.matmul, operands), framework),
-            our_way(framework, case),
-            Way("contract_expression", einops_fast.contract_expression(case.equation, *case.shapes), framework),
-        ]
+        calls: dict[str, Callable[..., Any]] = {
+            f"{framework.name}.einsum": partial(framework.einsum, case.equation),
+            by_hand: lambda *operands: reduce(framework.matmul, operands),
+            self.ours: partial(einops_fast.fast_einsum, case.equation),
+            "contract_expression": einops_fast.contract_expression(case.equation, *case.shapes),
+        }
+        return [Way(name, call, framework) for name, call in calls.items()]
 
     def measure(self, framework: Framework, options: Options) -> Iterator[Record]:
+        dtype, quick = (*options.dtypes, "float32")[0], options.quick
         yield Extent(5 if framework.name == "numpy" else 4)
-        dtype = options.dtypes[0] if options.dtypes else "float32"
-        clock = HostClock(framework.synchronize)
-        row = partial(Row.of, framework.name)
+        clock, effort = HostClock(framework.synchronize), QUICK if quick else FULL
         for case in (CHAIN, TINY):
-            ways = self.ways(Task(framework, case, dtype, False))
-            timings = compare(case, ways, dtype, effort=QUICK if options.quick else FULL, clock=clock)
-            yield from (row(case, dtype, timing) for timing in timings)
+            timings = compare(case, self.ways(Task(framework, case, dtype, False)), dtype, effort=effort, clock=clock)
+            yield from (Row.of(framework.name, case, dtype, timing) for timing in timings)
+        alone: dict[str, tuple[Case, float]] = {}
         if not next(timing for timing in timings if timing.name == self.ours).failure:
-            seconds = _first_call(framework, TINY, dtype, 20 if options.quick else 300)
-            yield row(replace(TINY, name="first call"), dtype, Timing(self.ours, seconds))
-            observed = Timing(self.ours, _observed(framework, dtype, clock))
-            yield row(replace(TINY, name="tiny, observed"), dtype, observed)
+            alone["first call"] = TINY, _first_call(framework, TINY, dtype, 20 if quick else 300)
+            call = _call(framework, TINY, dtype)
+            # While no profile is taken, a call is like any other.
+            with einops_fast.profile():
+                alone["tiny, observed"] = TINY, min(median(each) for each in time_calls([call], clock, QUICK))
         for case in CHOSEN if framework.device == "gpu" else ():
-            seconds = _first_call(framework, case, dtype, 5 if options.quick else 50)
-            yield row(case, dtype, Timing(self.ours, seconds))
+            alone[case.name] = case, _first_call(framework, case, dtype, 5 if quick else 50)
+        for name, (case, seconds) in alone.items():
+            yield Row.of(framework.name, replace(case, name=name), dtype, Timing(self.ours, seconds))
         if framework.name == "numpy":
-            seconds = _import(3 if options.quick else 15)
-            yield Row("numpy", "import after NumPy", "import einops_fast", seconds=seconds)
+            yield Row("numpy", "import after NumPy", "import einops_fast", seconds=_import(3 if quick else 15))
 
     def tables(self, rows: Sequence[Row]) -> list[Table]:
         return [table("Host time of a call", rows, COLUMNS)]
 
 
+def _call(framework: Framework, case: Case, dtype: str) -> Call:
+    return partial(einops_fast.fast_einsum, case.equation, *inputs(case, framework, dtype, 0).operands)
+
+
 def _first_call(framework: Framework, case: Case, dtype: str, rounds: int) -> float:
     """Return the seconds of a call that makes its plan, and loads kernels, all compiled and chosen before."""
-    call = bind(our_way(framework, case), inputs(case, framework, dtype, 0))
+    call = _call(framework, case, dtype)
     call()
     seconds = []
     for _ in range(rounds):
@@ -110,13 +117,6 @@ def _first_call(framework: Framework, case: Case, dtype: str, rounds: int) -> fl
         call()
         seconds.append(perf_counter() - start)
     return median(seconds)
-
-
-def _observed(framework: Framework, dtype: str, clock: HostClock) -> float:
-    """Return the seconds of a call while a profile is taken; while none is, a call is like any other."""
-    call = bind(our_way(framework, TINY), inputs(TINY, framework, dtype, 0))
-    with einops_fast.profile():
-        return min(median(each) for each in time_calls([call], clock, QUICK))
 
 
 def _import(rounds: int) -> float:

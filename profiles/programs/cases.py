@@ -70,4 +70,18 @@ _MODELS = (
     _case("whisper-small", "whisper", batch=4, length=1500, width=768, heads=12, layers=4, words=51865),
 )  # fmt: skip
 
-FAMILIES = {"public": (*_WRITTEN_OUT, *_MODELS), "written-out": _WRITTEN_OUT, "transformers": _MODELS}
+# Layers of models alone, and attention at the sizes of EPOI's benchmarks (https://github.com/comaniac/epoi).
+_LAYERS = (
+    _case("bert-large-layer", "bert_layer", batch=8, length=512, width=1024, heads=16),
+    _case("gpt2-medium-block", "gpt2_block", batch=8, length=512, width=1024, heads=16),
+    *(
+        _case(f"epoi-{model}-{batch}x{length}x{width}x{heads}", model,
+              batch=batch, length=length, width=width, heads=heads)
+        for model, longest in (("bert_attention", 512), ("gpt_attention", 1024))
+        for batch, length, width, heads in ((8, longest, 1024, 16), (16, 512, 8192, 64), (4, 2048, 8192, 64))
+    ),
+)  # fmt: skip
+
+FAMILIES = {
+    "public": (*_WRITTEN_OUT, *_MODELS), "written-out": _WRITTEN_OUT, "transformers": _MODELS, "layers": _LAYERS,
+}  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -49,12 +50,19 @@ def two_einsums(sizes: Sizes, device: str, dtype: torch.dtype) -> Program:
 # Transformers in plain PyTorch
 
 
-class ManualAttention(nn.Module):
+class Attention(nn.Module):
+    """What every self-attention has."""
+
+    def __init__(self, width: int, heads: int, *, bias: bool = True) -> None:
+        super().__init__()
+        self.qkv, self.out, self.heads = nn.Linear(width, 3 * width, bias=bias), nn.Linear(width, width), heads
+
+
+class ManualAttention(Attention):
     """Causal self-attention by matrix products, with its mask in a buffer."""
 
     def __init__(self, width: int, heads: int, longest: int) -> None:
-        super().__init__()
-        self.qkv, self.out, self.heads = nn.Linear(width, 3 * width), nn.Linear(width, width), heads
+        super().__init__(width, heads)
         self.register_buffer("mask", torch.ones(longest, longest).tril()[None, None])
 
     def forward(self, x: Tensor) -> Tensor:
@@ -68,12 +76,11 @@ class ManualAttention(nn.Module):
         return self.out(mixed.transpose(1, 2).contiguous().view(batch, length, width))
 
 
-class RelativeAttention(nn.Module):
+class RelativeAttention(Attention):
     """Causal self-attention by einsum, with a bias for each distance that is trained."""
 
     def __init__(self, width: int, heads: int, longest: int) -> None:
-        super().__init__()
-        self.qkv, self.out, self.heads = nn.Linear(width, 3 * width), nn.Linear(width, width), heads
+        super().__init__(width, heads)
         self.distances = nn.Embedding(longest, heads)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -87,19 +94,13 @@ class RelativeAttention(nn.Module):
         return self.out(torch.einsum("bhij,bjhd->bihd", scores.softmax(-1), v).reshape(batch, length, width))
 
 
-class FullAttention(nn.Module):
+class FullAttention(Attention):
     """Self-attention by matrix products without a mask, as in models of vision."""
 
-    def __init__(self, width: int, heads: int, longest: int) -> None:
-        super().__init__()
-        self.qkv, self.out, self.heads = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width), heads
-        self.scale = (width // heads) ** -0.5
-
     def forward(self, x: Tensor) -> Tensor:
-        batch, length, width = x.shape
         q, k, v = (each.unflatten(-1, (self.heads, -1)).transpose(1, 2) for each in self.qkv(x).chunk(3, dim=-1))
-        weights = nn.functional.softmax(torch.matmul(q, k.transpose(-1, -2)) * self.scale, dim=-1)
-        return self.out(torch.matmul(weights, v).transpose(1, 2).reshape(batch, length, width))
+        weights = nn.functional.softmax(torch.matmul(q, k.transpose(-1, -2)) * q.shape[-1] ** -0.5, dim=-1)
+        return self.out(torch.matmul(weights, v).transpose(1, 2).reshape(x.shape))
 
 
 class Layer(nn.Module):
@@ -140,7 +141,7 @@ class Vision(nn.Module):
         width, side = sizes["width"], sizes["side"]
         self.patches = nn.Conv2d(3, width, 16, 16)
         self.places = nn.Parameter(torch.randn(1, (side // 16) ** 2, width) * 0.02)
-        layers = [Layer(FullAttention(width, sizes["heads"], 0), width) for _ in range(sizes["layers"])]
+        layers = [Layer(FullAttention(width, sizes["heads"], bias=False), width) for _ in range(sizes["layers"])]
         self.layers, self.head = nn.Sequential(*layers), nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 1000))
 
     def forward(self, images: Tensor, labels: Tensor) -> Tensor:
@@ -148,26 +149,13 @@ class Vision(nn.Module):
         return F.cross_entropy(self.head(self.layers(x).mean(1)), labels)
 
 
-def _words(sizes: Sizes, device: str, lengths: tuple[int, ...] = ()) -> list[tuple[Tensor, ...]]:
-    made: list[tuple[Tensor, ...]] = []
-    for length in lengths or (sizes["length"],):
-        words = torch.randint(sizes["words"], (sizes["batch"], length + 1), device=device)
-        made.append((words[:, :-1].contiguous(), words[:, 1:].contiguous()))
-    return made
-
-
-def manual_gpt(sizes: Sizes, device: str, dtype: torch.dtype) -> Program:
-    return Program(Language(ManualAttention, sizes).to(device, dtype), _words(sizes, device))
-
-
-def manual_gpt_lengths(sizes: Sizes, device: str, dtype: torch.dtype) -> Program:
+def _language(attention: type, sizes: Sizes, device: str, dtype: torch.dtype, *, varied: bool = False) -> Program:
     longest = sizes["length"]
-    lengths = tuple(range(longest // 2 + 3, longest, longest // 20))
-    return Program(Language(ManualAttention, sizes).to(device, dtype), _words(sizes, device, lengths))
-
-
-def relative_decoder(sizes: Sizes, device: str, dtype: torch.dtype) -> Program:
-    return Program(Language(RelativeAttention, sizes).to(device, dtype), _words(sizes, device))
+    batches: list[tuple[Tensor, ...]] = []
+    for length in range(longest // 2 + 3, longest, longest // 20) if varied else (longest,):
+        words = torch.randint(sizes["words"], (sizes["batch"], length + 1), device=device)
+        batches.append((words[:, :-1].contiguous(), words[:, 1:].contiguous()))
+    return Program(Language(attention, sizes).to(device, dtype), batches)
 
 
 def vision(sizes: Sizes, device: str, dtype: torch.dtype) -> Program:
@@ -351,12 +339,12 @@ class StateSpaces(nn.Module):
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
-        self.layers = nn.ModuleList([StateSpace(sizes) for _ in range(sizes["layers"])])
-        self.norms = nn.ModuleList([nn.RMSNorm(sizes["width"]) for _ in range(sizes["layers"])])
+        layers = [nn.Sequential(nn.RMSNorm(sizes["width"]), StateSpace(sizes)) for _ in range(sizes["layers"])]
+        self.layers = nn.ModuleList(layers)
 
     def forward(self, x: Tensor, wanted: Tensor) -> Tensor:
-        for layer, norm in zip(self.layers, self.norms, strict=True):
-            x = x + layer(norm(x))
+        for layer in self.layers:
+            x = x + layer(x)
         return F.mse_loss(x.float(), wanted.float())
 
 
@@ -367,6 +355,8 @@ def state_spaces(sizes: Sizes, device: str, dtype: torch.dtype) -> Program:
 
 
 MODELS: dict[str, Callable[[Sizes, str, torch.dtype], Program]] = {
-    each.__name__: each
-    for each in (two_einsums, manual_gpt, manual_gpt_lengths, relative_decoder, vision, pairs, diffusion, state_spaces)
+    **{each.__name__: each for each in (two_einsums, vision, pairs, diffusion, state_spaces)},
+    "manual_gpt": partial(_language, ManualAttention),
+    "manual_gpt_lengths": partial(_language, ManualAttention, varied=True),
+    "relative_decoder": partial(_language, RelativeAttention),
 }

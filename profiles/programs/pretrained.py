@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,26 +14,15 @@ from einops_fast.profiles.programs.models import MODELS, Program, Sizes
 __all__ = ["MODELS"]
 
 
-class Trained(nn.Module):
-    """A model that returns its loss."""
+class Called(nn.Module):
+    """A model, and how its batches are put to it: what it returns is a loss, hidden states or what comes next."""
 
-    def __init__(self, model: nn.Module, named: tuple[str, ...]) -> None:
+    def __init__(self, model: nn.Module, call: Callable[..., Tensor]) -> None:
         super().__init__()
-        self.model, self.named = model, named
+        self.model, self.call = model, call
 
     def forward(self, *batch: Tensor) -> Tensor:
-        return self.model(**dict(zip(self.named, batch, strict=True))).loss
-
-
-class Read(nn.Module):
-    """A decoder that reads a prompt and returns what comes next."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, words: Tensor) -> Tensor:
-        return self.model(input_ids=words, use_cache=False).logits[:, -1]
+        return self.call(self.model, *batch)
 
 
 class LowRank(nn.Module):
@@ -60,20 +51,44 @@ def _configured(family: str, task: str, sizes: Sizes, **others: Any) -> Any:
     return getattr(transformers, f"{family}{task}")(config)
 
 
-def _labelled(model: nn.Module, sizes: Sizes, device: str, dtype: torch.dtype, first: str = "input_ids") -> Program:
+def _trained(model: nn.Module, first: str = "input_ids") -> nn.Module:
+    return Called(model, lambda model, read, labels: model(**{first: read}, labels=labels).loss)
+
+
+def _labelled(model: nn.Module, sizes: Sizes, device: str, dtype: torch.dtype) -> Program:
     words = torch.randint(1, sizes["words"], (sizes["batch"], sizes["length"]), device=device)
-    return Program(Trained(model.to(device, dtype), (first, "labels")), [(words, words.clone())])
+    return Program(_trained(model.to(device, dtype)), [(words, words.clone())])
+
+
+def _bert(task: str, sizes: Sizes) -> Any:
+    inner = {"intermediate_size": 4 * sizes["width"], "max_position_embeddings": sizes["length"]}
+    return _configured("Bert", task, sizes, **inner)
+
+
+def _gpt2(task: str, sizes: Sizes) -> Any:
+    dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    return _configured("GPT2", task, sizes, n_positions=sizes["length"], use_cache=False, **dropout)
 
 
 def bert(sizes: Sizes, device: str, dtype: torch.dtype) -> Program:
-    inner = {"intermediate_size": 4 * sizes["width"], "max_position_embeddings": sizes["length"]}
-    return _labelled(_configured("Bert", "ForMaskedLM", sizes, **inner), sizes, device, dtype)
+    return _labelled(_bert("ForMaskedLM", sizes), sizes, device, dtype)
 
 
 def gpt2(sizes: Sizes, device: str, dtype: torch.dtype) -> Program:
-    dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    model = _configured("GPT2", "LMHeadModel", sizes, n_positions=sizes["length"], use_cache=False, **dropout)
-    return _labelled(model, sizes, device, dtype)
+    return _labelled(_gpt2("LMHeadModel", sizes), sizes, device, dtype)
+
+
+def _part(model: Callable[[str, Sizes], Any], path: str, sizes: Sizes, device: str, dtype: torch.dtype) -> Program:
+    made = model("Model", {**sizes, "layers": 1, "words": 8})
+    shape = (sizes["batch"], sizes["length"], sizes["width"])
+    hidden, cotangent = (torch.randn(shape, device=device, dtype=dtype) for _ in range(2))
+
+    def call(part: nn.Module, hidden: Tensor) -> Tensor:
+        returned = part(hidden)
+        return returned[0] if isinstance(returned, tuple) else returned
+
+    part = Called(made.get_submodule(path), call).to(device, dtype)
+    return Program(part, [(hidden.requires_grad_(),)], cotangent)
 
 
 def _llama(sizes: Sizes) -> Any:
@@ -95,7 +110,10 @@ def llama_low_rank(sizes: Sizes, device: str, dtype: torch.dtype) -> Program:
 
 def llama_prefill(sizes: Sizes, device: str, dtype: torch.dtype) -> Program:
     words = torch.randint(sizes["words"], (sizes["batch"], sizes["length"]), device=device)
-    return Program(Read(_llama(sizes).eval().to(device, dtype)), [(words,)])
+    model = _llama(sizes).eval().to(device, dtype)
+    return Program(
+        Called(model, lambda model, words: model(input_ids=words, use_cache=False).logits[:, -1]), [(words,)]
+    )
 
 
 def gemma2(sizes: Sizes, device: str, dtype: torch.dtype) -> Program:
@@ -120,7 +138,7 @@ def whisper(sizes: Sizes, device: str, dtype: torch.dtype) -> Program:
     model = _configured("Whisper", "ForConditionalGeneration", sizes, use_cache=False, **counts, **special)
     sound = torch.randn(sizes["batch"], 80, 2 * length, device=device, dtype=dtype)
     words = torch.randint(3, sizes["words"], (sizes["batch"], min(length, 256)), device=device)
-    return Program(Trained(model.to(device, dtype), ("input_features", "labels")), [(sound, words)])
+    return Program(_trained(model.to(device, dtype), "input_features"), [(sound, words)])
 
 
 def vit(sizes: Sizes, device: str, dtype: torch.dtype) -> Program:
@@ -128,7 +146,13 @@ def vit(sizes: Sizes, device: str, dtype: torch.dtype) -> Program:
     model = _configured("ViT", "ForImageClassification", sizes, **inner)
     images = torch.randn(sizes["batch"], 3, sizes["side"], sizes["side"], device=device, dtype=dtype)
     labels = torch.randint(1000, (sizes["batch"],), device=device)
-    return Program(Trained(model.to(device, dtype), ("pixel_values", "labels")), [(images, labels)])
+    return Program(_trained(model.to(device, dtype), "pixel_values"), [(images, labels)])
 
 
 MODELS |= {each.__name__: each for each in (bert, gpt2, llama, llama_low_rank, llama_prefill, gemma2, t5, whisper, vit)}
+MODELS |= {
+    "bert_layer": partial(_part, _bert, "encoder.layer.0"),
+    "bert_attention": partial(_part, _bert, "encoder.layer.0.attention.self"),
+    "gpt2_block": partial(_part, _gpt2, "h.0"),
+    "gpt_attention": partial(_part, _gpt2, "h.0.attn"),
+}

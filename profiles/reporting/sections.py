@@ -12,10 +12,7 @@ from einops_fast.profiles.reporting.cells import (
     BEHIND,
     RATIOS,
     best_over_ours,
-    megabytes,
-    milliseconds,
     over_floor,
-    ratio,
     speedup,
 )
 from einops_fast.profiles.reporting.records import Row
@@ -147,24 +144,6 @@ def _overhead() -> str:
 # Operators and attention
 
 
-def _losses() -> str:
-    """Tell losses and layers of models, forward and backward, beside torch's own."""
-    shown = [case.name for family in ("losses", "layers") for case in STUDIES["ops"].families[family]]
-    cells = []
-    for result in map(read_result, kept_files("ops-*")):
-        for dtype in dict.fromkeys(row.dtype for row in result.measured):
-            native, ours = (_right(result.measured, dtype=dtype, what=what, backward=True) for what in ("native", OURS))
-            for case in shown:
-                if case in ours and case in native:
-                    both = native[case], ours[case]
-                    times = (milliseconds(row.seconds) for row in both)
-                    peaks = (megabytes(row.peak_bytes) for row in both)
-                    cells.append((f"`{case}`", dtype, *times, ratio(ours[case].speedup), *peaks))
-    return markdown_table(
-        ("case", "dtype", "torch ms", "ours ms", "torch / ours", "torch peak MB", "ours peak MB"), cells
-    )
-
-
 def _plots(study: str) -> str:
     """List the plots that lie beside the kept results of a study."""
     names = [path.name for file in kept_files(f"{study}-*") for path in sorted(RESULTS.glob(f"{file.stem}-*.svg"))]
@@ -231,7 +210,6 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "attention-plots": partial(_plots, "attention"),
     "attention-means": partial(_means, "attention"),
     "ops-means": partial(_means, "ops"),
-    "ops-losses": _losses,
     "ops-plots": partial(_plots, "ops"),
     "results": _results,
     "files": _files,

@@ -11,10 +11,8 @@ pytest.importorskip("torch")
 from einops_fast import attention
 from einops_fast.profiles import study
 from einops_fast.profiles.attention import study as study_attention
-from einops_fast.profiles.attention import ways as attention_ways
 from einops_fast.profiles.attention.cases import FAMILIES, visible_pairs
 from einops_fast.profiles.attention.check import canonical, largest_error, reference, seen
-from einops_fast.profiles.attention.ways import MAKERS
 from einops_fast.profiles.reporting.records import ALL, Extent, Options
 from einops_fast.profiles.studies import STUDIES
 from einops_fast.profiles.study import Task
@@ -29,8 +27,9 @@ SMALL = {name: case.scaled("cpu", "float32") for name, case in CASES.items()}
 def prepared(torch, name, dtype, backward):
     """A task of a small case with its operands, and what is right for them."""
     case = SMALL[name]
-    task = Task(torch, case, dtype, backward, shared=attention_ways.extras(case, torch))
-    given = attention_ways.attention_inputs(task, 0)
+    task = Task(torch, case, dtype, backward)
+    task = replace(task, shared=STUDY.shared(task))
+    given = STUDY.inputs(task, 0)
     return task, given, reference(case, given.operands, given.cotangents, task.shared)
 
 
@@ -72,8 +71,8 @@ def test_bytes_are_those_of_all_arrays():
 @pytest.mark.parametrize("name", ["row-32x16x512x64-causal", "heads-32-8-causal", "feature-softcap-bias", "varlen"])
 def test_the_reference_is_what_ours_computes_in_float64(torch, name):
     task, given, expected = prepared(torch, name, "float64", True)
-    ours = MAKERS["ours"](task)
-    result, gradients = torch.gradient(lambda: ours.call(*given.operands), given.operands, given.cotangents)
+    ours = STUDY.makers["ours"](task)
+    result, gradients = torch.gradient(lambda: ours(*given.operands), given.operands, given.cotangents)
     found = [result, *gradients]
     assert len(found) == len(expected) == (5 if task.case.bias else 4)
     assert largest_error(task.case, found, expected) < 1e-12
@@ -93,8 +92,8 @@ def test_flex_attention_computes_the_case(torch, name, monkeypatch):
     """Without its compiler, on a CPU: what its modifiers mean can be seen there."""
     monkeypatch.setattr(torch.torch, "compile", lambda function, **options: function)
     task, given, expected = prepared(torch, name, "float32", False)
-    flex = MAKERS["flex"](task)
-    found = [flex.call(*given.operands) for _ in range(2)]
+    flex = STUDY.makers["flex"](task)
+    found = [flex(*given.operands) for _ in range(2)]
     assert all(largest_error(task.case, [each], expected) < 1e-5 for each in found)
 
 
@@ -113,17 +112,14 @@ def test_flash_attention_4_computes_the_case(torch, name, monkeypatch):
     library = SimpleNamespace(flash_attn_func=dense, flash_attn_varlen_func=packed)
     monkeypatch.setitem(sys.modules, "flash_attn.cute.interface", library)
     task, given, expected = prepared(torch, name, "float32", False)
-    found = MAKERS["fa4"](task).call(*given.operands)
+    found = STUDY.makers["fa4"](task)(*given.operands)
     assert largest_error(task.case, [found], expected) < 1e-5
 
 
-def test_flash_attention_4_is_left_out_where_it_is_missing(torch):
-    assert not STUDY.ways(replace(prepared(torch, "layout-sbhd", "float32", False)[0], names=("fa4",)))
-
-
-def test_flex_attention_has_no_gradient_of_a_bias(torch):
-    task, _, _ = prepared(torch, "feature-bias", "float32", True)
-    assert not STUDY.ways(replace(task, names=("flex",)))
+@pytest.mark.parametrize(("name", "case", "backward"), [("fa4", "layout-sbhd", False), ("flex", "feature-bias", True)])
+def test_what_is_missing_or_has_no_gradient_is_left_out(torch, name, case, backward):
+    task, _, _ = prepared(torch, case, "float32", backward)
+    assert not STUDY.ways(replace(task, names=(name,)))
 
 
 # Measuring

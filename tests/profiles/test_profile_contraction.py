@@ -1,7 +1,6 @@
-"""The contraction study: ours beside its peers, what is compiled, and what the table of any study concludes."""
+"""The contraction study: what its cases are and cost, ours beside its peers, and what the table of any study says."""
 
 import json
-import time
 from contextlib import contextmanager
 from importlib.util import find_spec
 from types import SimpleNamespace
@@ -9,15 +8,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from einops_fast.profiles import frameworks, processes, worker
-from einops_fast.profiles.cases import Case
+from einops_fast import fast_einsum
+from einops_fast.profiles import frameworks, processes, ways, worker
+from einops_fast.profiles.cases import BACKWARD, CONTRACTIONS, Case
 from einops_fast.profiles.contraction import study as contraction
+from einops_fast.profiles.contraction.cases import EXTRA, FAMILIES, MODELS
 from einops_fast.profiles.reporting.records import Options, Row
 from einops_fast.profiles.studies import STUDIES
 from einops_fast.profiles.study import Task
-from einops_fast.profiles.timing import measure
+from einops_fast.profiles.timing import accuracy, measure
 from einops_fast.profiles.timing.clocks import HostClock
-from einops_fast.profiles.ways import Compiler
+from einops_fast.profiles.ways import stored_shapes
 
 STUDY = STUDIES["contraction"]
 
@@ -27,12 +28,89 @@ SMALL = Case("small", "bik,bjk->bij", ((2, 3, 4), (2, 5, 4)))
 THREE = Case("three", "bi,bij,bj->b", ((2, 3), (2, 3, 4), (2, 4)))
 
 
-def ways_of(framework, names, case=SMALL, dtype="float32", compiler=None):
-    return STUDY.ways(Task(framework, case, dtype, False, tuple(names), compiler))
+def ways_of(framework, names, case=SMALL, dtype="float32"):
+    return STUDY.ways(Task(framework, case, dtype, False, tuple(names)))
 
 
 def failures(ways, case=SMALL):
     return [timing.failure for timing in measure.compare(case, ways, "float32", effort=measure.QUICK)]
+
+
+# Cases
+
+
+def ids(case):
+    return case.name
+
+
+def small(case):
+    """The case with extents that differ, so that axes can't be mistaken; few where there are many axes."""
+    many = len(case.extents) > 20
+    return case.with_extents({letter: 1 + at % 2 if many else 2 + at for at, letter in enumerate(case.extents)})
+
+
+@pytest.mark.parametrize("case", [*FAMILIES["all"], *MODELS], ids=ids)
+def test_case_is_right_and_fits_a_cpu_when_scaled(numpy, case):
+    tiny = small(case)
+    given = ways.inputs(tiny, numpy, "float64", 0)
+    reference = accuracy.Reference(tiny, given.operands, numpy.to_float64)
+    assert reference.error(fast_einsum(tiny.called, *given.operands), numpy.to_float64) < 1e-13
+    assert case.flops > 0
+    assert all(count > 0 for count in case.elements)
+    assert case.scaled("gpu", "float32") is case
+    scaled = case.scaled("cpu", "float32")
+    assert (scaled.name, scaled.equation, scaled.memory) == (case.name, case.equation, case.memory)
+    assert scaled.flops <= 4e9
+    assert max(scaled.elements) <= 7e6
+    odd = [letter for letter, extent in case.extents.items() if extent % 2]
+    assert case.uniform or all(scaled.extents[letter] % 2 for letter in odd)
+
+
+def test_families_are_apart_and_have_every_kind_of_layout():
+    cases = [*FAMILIES["all"], *MODELS]
+    assert len({case.name for case in cases}) == len({(case.equation, case.shapes) for case in cases}) == len(cases)
+    assert set(BACKWARD) <= {case.name for case in CONTRACTIONS}
+    orders = [(term, order) for case in EXTRA for term, order in zip(case.inputs, case.orders, strict=True)]
+    assert any("_" in order for _, order in orders)
+    assert any(set(term) > set(order) for term, order in orders)
+    assert any(term != order and sorted(term) == sorted(order) for term, order in orders)
+
+
+# What a case costs
+
+
+@pytest.mark.parametrize(
+    ("case", "elements", "flops"),
+    [
+        (Case("", "ij,jk->ik", ((3, 4), (4, 5))), (12, 20, 15), 2 * 3 * 4 * 5),
+        # a is summed before, and the trace taken.
+        (Case("", "aij,jk->ik", ((7, 3, 4), (4, 5))), (84, 20, 15), 2 * 3 * 4 * 5),
+        (Case("", "iaa,ij->ij", ((3, 4, 4), (3, 5))), (12, 15, 15), 3 * 5),
+        # Each row of the result is the same.
+        (Case("", "ij,jk->ik", ((3, 4), (4, 5)), memory=("j", "jk")), (4, 20, 15), 2 * 4 * 5),
+        (Case("", "bij,bjk->bik", ((3, 4, 5), (3, 5, 6)), memory=("bi_j", "bjk")), (60, 90, 72), 2 * 3 * 4 * 5 * 6),
+    ],
+)
+def test_elements_and_flops_are_those_that_are_left(case, elements, flops):
+    assert (case.elements, case.flops) == (elements, flops)
+
+
+# Operands
+
+
+def test_layouts_have_the_strides_they_tell_in_every_framework(numpy, torch):
+    case = Case("", "bij,bjk->bik", ((2, 3, 4), (2, 4, 5)), memory=("j_bi", "kj"))
+    assert stored_shapes(case) == [(4, 2, 2, 3), (5, 4, 1)]
+    left, right = ways.inputs(case, numpy, "float64", 0).operands
+    assert (left.shape, right.shape) == case.shapes
+    assert [stride // 8 for stride in left.strides] == [3, 1, 12]
+    assert [stride // 8 for stride in right.strides] == [0, 1, 4]
+    # A slice starts inside of its array.
+    whole = accuracy.random_values(stored_shapes(case), 0)[0]
+    np.testing.assert_array_equal(left, whole[:, 1].transpose(1, 2, 0))
+    for ours, theirs in zip((left, right), ways.inputs(case, torch, "float64", 0).operands, strict=True):
+        np.testing.assert_array_equal(ours, theirs.numpy())
+        assert [stride // 8 for stride in ours.strides] == list(theirs.stride())
 
 
 # Measuring
@@ -146,21 +224,26 @@ def test_a_library_that_is_missing_or_broken_is_told(gpu, torch, name, module, f
 # Compilation
 
 
-def compiling(torch, compile_, seconds=60.0):
-    """A way that is compiled by a function, and the list of what that was asked for."""
-    log = []
+@pytest.fixture
+def compiling(torch, monkeypatch):
+    """Makes the way that is compiled, by a function in place of torch.compile; and a log of what that was asked for."""
 
-    def compiled(call, *, fullgraph, dynamic):
-        assert (fullgraph, dynamic) == (True, False)
-        log.append("compile")
-        return compile_(call)
+    def compiling(compile_):
+        log = []
 
-    fake = SimpleNamespace(compiler=SimpleNamespace(reset=lambda: log.append("reset")), compile=compiled)
-    compiler = Compiler(fake, seconds)
-    return lambda: ways_of(torch, ["compile"], compiler=compiler)[0], log
+        def compiled(call, *, fullgraph, dynamic):
+            assert (fullgraph, dynamic) == (True, False)
+            log.append("compile")
+            return compile_(call)
+
+        monkeypatch.setattr(torch.torch.compiler, "reset", lambda: log.append("reset"))
+        monkeypatch.setattr(torch.torch, "compile", compiled)
+        return ways_of(torch, ["compile"])[0], log
+
+    return compiling
 
 
-def test_a_case_is_compiled_once_and_outside_the_time(torch):
+def test_a_case_is_compiled_once_and_outside_the_time(compiling):
     clocked = []
 
     class Clock(HostClock):
@@ -168,21 +251,18 @@ def test_a_case_is_compiled_once_and_outside_the_time(torch):
             clocked.append(list(log))
             return super().sample(call, calls)
 
-    make, log = compiling(torch, lambda call: call)
-    [timing] = measure.compare(SMALL, [make()], "float32", effort=measure.QUICK, clock=Clock(lambda: None))
+    way, log = compiling(lambda call: call)
+    [timing] = measure.compare(SMALL, [way], "float32", effort=measure.QUICK, clock=Clock(lambda: None))
     assert not timing.failure
     assert log == ["reset", "compile"]
     assert clocked[0] == log
 
 
-def test_compilation_may_fail_and_has_limits(torch):
+def test_compilation_may_fail(compiling):
     def broken(call):
         raise NotImplementedError("no such lowering\nat length")
 
-    assert failures([compiling(torch, broken)[0]()]) == ["NotImplementedError: no such lowering"]
-    make, _ = compiling(torch, lambda call: lambda *operands: time.sleep(0.02) or call(*operands), seconds=0.01)
-    assert failures([make()]) == [""]
-    assert failures([make()]) == ["TimeoutError: the time for compilations is used up"]
+    assert failures([compiling(broken)[0]]) == ["NotImplementedError: no such lowering"]
 
 
 # Compiling ahead

@@ -11,7 +11,7 @@ import pytest
 
 from einops_fast.profiles import frameworks
 from einops_fast.profiles.cases import PROBLEMS, Case
-from einops_fast.profiles.einsum.study import BY_HAND
+from einops_fast.profiles.einsum.study import by_hand
 from einops_fast.profiles.timing import accuracy, measure
 from einops_fast.profiles.timing.clocks import EventClock, HostClock
 from einops_fast.profiles.ways import Way, inputs
@@ -195,12 +195,16 @@ def test_by_hand_is_einsum(name):
         small = case.with_extents({"b": 2, "n": 3, "i": 4, "j": 5, "d": 6})
         ways = [
             Way("native", lambda *operands, case=case: framework.einsum(case.equation, *operands), framework),
-            Way("by hand", BY_HAND[name][case.problem], framework),
+            Way("by hand", by_hand(framework, case.problem), framework),
         ]
         assert [timing.failure for timing in measure.check(small, ways, "float32")] == ["", ""]
 
 
 def test_unavailable_says_why(numpy):
+    turned = Case("", "ij,jk->ik", ((2, 3), (3, 4)), memory=("ji", "jk"))
+    if frameworks.installed("mxnet"):
+        with pytest.raises(frameworks.Unavailable, match="strides"):
+            inputs(turned, frameworks.load("mxnet", "cpu", 1), "float32", 0)
     with pytest.raises(frameworks.Unavailable, match="on cpu only"):
         frameworks.load("numpy", "gpu")
     with pytest.raises(frameworks.Unavailable, match="bfloat16"):
