@@ -48,7 +48,7 @@ release: $(STAMP)  ## build, check and tag a release, publishing nothing; ARGS='
 # MXNet has wheels for some platforms and Pythons only: without one its tests skip themselves.
 $(STAMP): setup.cfg pyproject.toml constraints.txt
 	$(PYTHON) -m venv --clear $(VENV)
-	$(PIP) -e '.[torch,triton,profile,hf,dev]'
+	$(PIP) -e '.[torch,triton,profile,hf,dev,docs]'
 	$(PIP) -e '.[mxnet]' || echo 'MXNet cannot be installed here: going on without it'
 	touch $@
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from importlib.util import find_spec
 
@@ -10,6 +11,7 @@ import pytest
 from einops_fast.profiles.reporting import plots
 from einops_fast.profiles.reporting.charts import general_charts
 from einops_fast.profiles.reporting.html_report import html_page
+from einops_fast.profiles.reporting.names import NAMES
 from einops_fast.profiles.reporting.records import Ceiling, Row, is_own, skipped
 from einops_fast.profiles.reporting.results import RESULTS, Result, read_result
 from einops_fast.profiles.studies import STUDIES
@@ -38,6 +40,14 @@ ROWS = (
     skipped("torch", "cutensor", "isn't installed"),
 )
 
+# Enough for curves and planes.
+MORE = (
+    *ROWS,
+    *(row(f"scores@{size}", OURS, 4e-3) for size in (256, 512)),
+    row("wide", OURS, 1e-3),
+    row("tall", OURS, 1e-3),
+)
+
 RESULT = Result(
     "contraction",
     "Some <GPU>",
@@ -61,15 +71,18 @@ def points(panel):
 
 def test_lines_are_sorted_and_none_is_missing():
     found = {chart.name: chart.spec for chart in general_charts(RESULT.measured, RESULT.ceilings[0], "torch")}
-    assert found.keys() == {"", "native", "throughput", "roofline"}
+    # There are too few cases for curves, and enough for a roofline.
+    assert found.keys() == {"", "native", "roofline"}
     [panel] = found[""]["concat"]
     assert panel["encoding"]["y"]["scale"]["domain"] == [
-        "far  20", "scores@128  3", "scores@64  2", "near  1", "broken  failed",
+        "far  20", "scores@128  3", "scores@64  2", "near  1 ≈", "broken  failed",
     ]  # fmt: skip
-    near = points(panel)["near  1", "fast_einsum (ours)"]
+    near = points(panel)["near  1 ≈", "fast_einsum (ours)"]
     # Noise is an interquartile range around the value.
     assert (near["value"], near["low"], near["high"]) == pytest.approx((1, 0.95, 1.05))
-    assert found[""]["title"]["subtitle"] == [f"failed: broken: {OURS} {ROWS[8].failure}"]
+    *told, failed = found[""]["title"]["subtitle"]
+    assert failed == f"failed: broken: {OURS} {ROWS[8].failure}"
+    assert "≈: within noise" in "".join(told)
     # What is behind is red, and ours is never called a peer.
     [panel] = found["native"]["concat"]
     assert {case for (case, _), point in points(panel).items() if point["behind"]} == {"far  0.2"}
@@ -79,7 +92,7 @@ def test_lines_are_sorted_and_none_is_missing():
 
 
 def test_only_curves_are_joined_and_the_roof_is_that_of_the_device():
-    found = {chart.name: chart.spec for chart in general_charts(RESULT.measured, RESULT.ceilings[0], "torch")}
+    found = {chart.name: chart.spec for chart in general_charts(MORE, RESULT.ceilings[0], "torch")}
     others, scores = found["throughput"]["concat"]
     assert [panel["layer"][0]["mark"] == "line" for panel in (others, scores)] == [False, True]
     [panel] = found["roofline"]["concat"]
@@ -91,9 +104,14 @@ def test_only_curves_are_joined_and_the_roof_is_that_of_the_device():
 @pytest.mark.parametrize(
     ("study", "cases", "names"),
     [
-        ("contraction", ("near", "a@64"), {"", "-native", "-throughput", "-roofline"}),
+        ("contraction", ("near", *(f"a@{size}" for size in range(1, 5))), {"", "-native", "-throughput", "-roofline"}),
+        ("contraction", ("near", "a@64"), {"", "-native"}),
         ("attention", ("row-a", "decode-b"), {"-row", "-decode"}),
-        ("ops", ("softmax@256", "bert-large-layer"), {"-columns-forward", "-columns-backward", "-ratios"}),
+        (
+            "ops",
+            (*(f"softmax@{size}" for size in range(1, 5)), "bert-large-layer"),
+            {"-columns-forward", "-columns-backward", "-ratios"},
+        ),
     ],
 )
 def test_each_study_has_its_charts(study, cases, names):
@@ -111,12 +129,12 @@ def test_charts_are_drawn_and_the_same_again(tmp_path):
     plots.main([str(kept)])
     found = {path.name for path in tmp_path.iterdir()} - {kept.name}
     stem = "contraction-nvidia-h200-float32"
-    assert found == {f"{stem}{name}.{kind}" for name in ("", "-native", "-throughput", "-roofline")
+    assert found == {f"{stem}{name}.{kind}" for name in ("", "-native", "-roofline")
                      for kind in ("svg", "png")}  # fmt: skip
     assert (tmp_path / f"{stem}.png").read_bytes().startswith(b"\x89PNG")
     svg = (tmp_path / f"{stem}.svg").read_bytes()
     words = {" ".join(word.split()) for word in re.findall(r"<text[^>]*>([^<]*)", svg.decode())}
-    assert {"fast_einsum (ours)", "native", "near 1", "broken failed"} <= words
+    assert {"fast_einsum (ours)", "native", "near 1 ≈", "broken failed"} <= words
     plots.main([str(kept)])
     assert (tmp_path / f"{stem}.svg").read_bytes() == svg
 
@@ -136,11 +154,14 @@ class Outline(HTMLParser):
 
     def __init__(self, page):
         super().__init__()
-        self.asked, self.open, self.texts = [], [], []
+        self.asked, self.open, self.texts, self.anchors = [], [], [], []
         self.feed(page)
+        assert {value[1:] for value in self.asked if value[0] == "#"} <= {*self.anchors}
+        self.asked = [value for value in self.asked if value[0] != "#"]
 
     def handle_starttag(self, tag, attributes):
         self.asked += [value for name, value in attributes if name in ("src", "href") and not value.startswith("data:")]
+        self.anchors += [value for name, value in attributes if name == "id"]
         if tag not in ("meta", "link", "img"):
             self.open.append(tag)
 
@@ -163,6 +184,29 @@ def test_page_needs_nothing_from_elsewhere_and_tells_failures():
     # Four cases of ours were right: 4, 0.2, 2 and 4/3 times as fast.
     assert "native/ours 1.21 (4)" in page
     assert "Ours failed: broken." in page
+
+
+def test_page_says_at_its_top_what_is_rough_and_what_names_mean_where_they_first_stand():
+    busy = replace(RESULT, notes=("The machine was busy before: a load of 0.9.",), quick=True)
+    page = html_page([RESULT, busy])
+    assert max(map(page.index, ("a load of 0.9", "three rounds"))) < page.index("<nav")
+    assert [text for text in re.findall("<dt>(.*?)</dt>", page) if text == "native"] == ["native"]
+    assert page.index("<dt>native</dt>") < page.index("<figure>" if "<figure>" in page else "<table>")
+
+
+def test_ratios_below_1_are_red_beyond_noise():
+    rows = [row(case, "native", 1e-3) for case in "abc"]
+    rows += [
+        row(case, OURS, 1e-3 / speedup, speedup=speedup) for case, speedup in zip("abc", (0.5, 0.99, 2.0), strict=True)
+    ]
+    page = html_page([replace(RESULT, rows=tuple(rows))])
+    assert re.findall(r'<td class="number behind">(.*?)</td>', page) == ["0.50"]
+    assert '<td class="number">0.99 ≈</td>' in page
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_every_way_of_a_study_is_explained(study):
+    assert {*getattr(STUDIES[study], "makers", ())} <= NAMES.keys()
 
 
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)
