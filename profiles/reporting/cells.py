@@ -227,6 +227,14 @@ RATIOS: dict[str, Callable[[Row], float | None]] = {
 }
 
 
+def noise_told(lines: Sequence[Line]) -> list[str]:
+    """Return a sentence about the lines in which ours is within noise of others, if any."""
+    even = {"the best peer": sum(within_noise(line.ours, line.best) for line in lines),
+            "native": sum(within_noise(line.ours, line.native) for line in lines)}  # fmt: skip
+    told = [f"{count} of {name}" for name, count in even.items() if count]
+    return [f"{NOISE}: within noise, as spreads overlap: {', '.join(told)}."] if told else []
+
+
 def comparison(title: str, lines: Sequence[Line], ways: Sequence[str]) -> Table:
     """Return the table of a framework, dtype and direction, with what follows for ours from all cases."""
     ours = [line.ours for line in lines]
@@ -237,8 +245,6 @@ def comparison(title: str, lines: Sequence[Line], ways: Sequence[str]) -> Table:
             ratios[name] = found
     behind = {line.ours.case: best_over_ours(line.ours) or 0.0 for line in lines
               if is_behind(line.ours, line.best, line.ours.to_best)}  # fmt: skip
-    even = {"the best peer": sum(within_noise(line.ours, line.best) for line in lines),
-            "native": sum(within_noise(line.ours, line.native) for line in lines)}  # fmt: skip
     failed = [row.case for row in ours if row.failure]
     means = {name: geomean(values.values()) for name, values in ratios.items()}
     worst = {name: (max if name == "ours/floor" else min)(values, key=values.__getitem__)
@@ -256,9 +262,7 @@ def comparison(title: str, lines: Sequence[Line], ways: Sequence[str]) -> Table:
         )
         count = f"Behind the best peer: {len(behind)} of {len(ratios['best/ours'])}"
         summary.append(f"{count}: {names}." if names else f"{count}.")
-    if any(even.values()):
-        told = (f"{count} of {name}" for name, count in even.items() if count)
-        summary.append(f"{NOISE}: within noise, as spreads overlap: {', '.join(told)}.")
+    summary += noise_told(lines)
     if failed:
         summary.append(f"Ours failed: {', '.join(failed)}.")
     columns = {**BEFORE, **{f"{way} ms": _time_of(way) for way in ways}, **AFTER}

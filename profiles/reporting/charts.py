@@ -230,7 +230,7 @@ def plane(
 
 def general_charts(rows: Sequence[Row], ceiling: Ceiling | None, title: str) -> list[Chart]:
     """Return charts of forward calls of one framework and dtype, those that there are measurements for."""
-    failures = [f"{row.case}: {row.what} {row.failure}" for row in rows if row.failure]
+    failures = [f"{row.case}: {row.what} {row.failure}" for row in rows if row.failure and not row.guest]
     found: list[Chart | None] = []
     if any(row.floor for row in rows):
         floor = "time / floor, log scale (less is better; at 1 the device itself does no more)"

@@ -10,6 +10,7 @@ from pathlib import Path
 from string import Template
 
 from einops_fast.observing.pictures import Picture
+from einops_fast.observing.tables import has_failed
 from einops_fast.profiles.reporting.cells import NOISE
 from einops_fast.profiles.reporting.names import explained
 from einops_fast.profiles.reporting.plots import charts_of
@@ -80,7 +81,7 @@ def _section(anchor: str, result: Result, known: set[str]) -> Iterator[str]:
 def _table(table: Table) -> str:
     head = "".join(f"<th>{escape(text)}</th>" for text in table.columns)
     lines = (
-        f"<tr{' class=failed' if 'failed' in cells[-1] else ''}>{''.join(map(_cell, table.columns, cells))}</tr>"
+        f"<tr{' class=failed' if has_failed(cells) else ''}>{''.join(map(_cell, table.columns, cells))}</tr>"
         for cells in table.cells
     )
     body = "\n".join(lines)

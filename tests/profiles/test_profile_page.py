@@ -8,6 +8,7 @@ from importlib.util import find_spec
 
 import pytest
 
+from einops_fast.observing.tables import has_failed
 from einops_fast.profiles.reporting import plots
 from einops_fast.profiles.reporting.charts import general_charts
 from einops_fast.profiles.reporting.html_report import html_page
@@ -202,6 +203,17 @@ def test_ratios_below_1_are_red_beyond_noise():
     page = html_page([replace(RESULT, rows=tuple(rows))])
     assert re.findall(r'<td class="number behind">(.*?)</td>', page) == ["0.50"]
     assert '<td class="number">0.99 ≈</td>' in page
+
+
+def test_nothing_is_called_failed_because_a_guest_has():
+    guest = row("near", "compile", None, failure="TimeoutError: failed in time", guest=True)
+    result = replace(RESULT, rows=(*ROWS[:2], guest))
+    assert "class=failed" not in html_page([result])
+    charts = general_charts(result.measured, RESULT.ceilings[0], "torch")
+    assert not any("failed" in text for chart in charts for text in chart.spec["title"]["subtitle"])
+    [table] = STUDIES["contraction"].tables(result.measured)
+    assert table.cells[0][-1].startswith("right (without compile: TimeoutError: failed")
+    assert not has_failed(table.cells[0])
 
 
 @pytest.mark.parametrize("study", STUDIES)
