@@ -80,7 +80,8 @@ def _described(module: str, name: str) -> Iterator[str]:
     elif isinstance(node, ast.FunctionDef):
         yield from _function(node)
     else:
-        yield f"```python\n{ast.unparse(node)}\n```"
+        if name != "__version__":  # a release sets it, and no document else
+            yield f"```python\n{ast.unparse(node)}\n```"
         yield _markdown(comment)
 
 
