@@ -133,10 +133,12 @@ def _written(found: Result, tables: Sequence[report.Table], run: Run) -> list[Pa
 
 
 def _show(tables: Sequence[report.Table], found: Result, verbose: bool) -> None:
+    for doubt in found.doubts:
+        print(doubt)
     for table in (*tables, report.skips_table(found.rows), report.environment_table(found.environment)):
         if table.cells:
             report.show(table)
-    print(*found.notes, sep="\n")
+    print(*(note for note in found.notes if note not in found.doubts), sep="\n")
     for row in found.rows:
         if verbose and row.details:
             print(f"\n{row.task} {row.what}:\n{row.details.rstrip()}")
