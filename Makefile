@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/installed
-PIP    := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
+PIP    := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
 .PHONY: help test lint coverage profile about report docs release clean
 .DEFAULT_GOAL := help
@@ -32,11 +32,11 @@ report: $(STAMP)  ## make the tables of README, the reference, plots and a page 
 about:
 	@echo "Times einsum against fast_einsum on every framework found: some 6 minutes on 2 cores; fewer rounds with ARGS=--quick."
 	@echo "Writes to profiles/reports, which git ignores, or where ARGS='--out DIR' says."
-	@test -e $(STAMP) || echo "First it makes $(VENV), and downloads torch, Triton, MXNet and others, several GB."
+	@test -e $(STAMP) || echo "First it makes $(VENV), and downloads torch, Triton, MXNet and others, several GB; pip shows a bar."
 
 # A folder of links, so that links between documents hold in the site too.
 docs: $(STAMP)  ## build README, docs, examples and kept results as a site, build/site; a broken link is an error
-	$(PIP) -e '.[docs]'
+	$(PIP) --quiet -e '.[docs]'
 	mkdir -p build/site-source
 	for name in README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md LICENSE docs examples profiles; do \
 		ln -sfn ../../$$name build/site-source/$$name; done
@@ -48,7 +48,7 @@ release: $(STAMP)  ## build, check and tag a release, publishing nothing; ARGS='
 # MXNet has wheels for some platforms and Pythons only: without one its tests skip themselves.
 $(STAMP): setup.cfg pyproject.toml constraints.txt
 	$(PYTHON) -m venv --clear $(VENV)
-	$(PIP) -e '.[torch,triton,profile,hf,dev]'
+	$(PIP) -e '.[torch,triton,profile,hf,dev,docs]'
 	$(PIP) -e '.[mxnet]' || echo 'MXNet cannot be installed here: going on without it'
 	touch $@
 

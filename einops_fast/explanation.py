@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
+from einops_fast.observing.pictures import Box, Picture, Pictured, tree
 from einops_fast.observing.tables import aligned
 from einops_fast.planning.chains import chain_of
 from einops_fast.planning.cost import ITEM_SIZES, StepCost
@@ -41,8 +42,8 @@ class StepReport:
 
 
 @dataclass(frozen=True)
-class Explanation:
-    """A plan that can be read: print it, look at its attributes, or take :meth:`to_dict`."""
+class Explanation(Pictured):
+    """A plan that can be read: print it, look at its attributes, take :meth:`to_dict` or :meth:`plot` it."""
 
     plan: Plan
     steps: tuple[StepReport, ...]
@@ -119,6 +120,21 @@ class Explanation:
                 for step in self.steps
             ],
         }
+
+    def plot(self) -> Picture:
+        """Return the plan as a tree: each step with its result and the bytes that it moves; copies are red."""
+        boxes = [
+            Box([f"operand {slot}", each.dtype, _array(each.shape, each.dtype)])
+            for slot, each in enumerate(self.plan.operands)
+        ]
+        for step in self.steps:
+            cost = f"moves {scaled(step.cost.moved, 'B')}, copies {scaled(step.cost.copied, 'B')}"
+            lines = [f"{step.kind} {step.equation}", _array(step.shape, self.plan.numerics.compute), cost]
+            red = dict(enumerate(words.startswith("is copied") for words in step.operands))
+            boxes.append(Box(lines, step.reads, [red.get(at, False) for at in range(len(step.reads))]))
+        total = f"moves {scaled(self.moved_bytes, 'B')}, copies {scaled(self.copied_bytes, 'B')} (red)"
+        where = f"on {self.plan.target.backend} ({self.plan.target.device})"
+        return tree(self.plan.subscripts.text, f"{where}: {total}, {scaled(self.seconds, 's')} predicted", boxes)
 
     @staticmethod
     def _memory(slicing: Slicing) -> dict[str, Any]:
@@ -235,6 +251,11 @@ def _roles(step: Fused) -> tuple[int, int, int, int] | None:
         role = "contracted" if not loop.kept else "batch" if left == right else "rows" if left else "columns"
         extents[role] *= loop.size
     return extents["batch"], extents["rows"], extents["columns"], extents["contracted"]
+
+
+def _array(shape: tuple[int, ...], dtype: str) -> str:
+    size = scaled(ITEM_SIZES[dtype] * prod(shape), "B") if dtype in ITEM_SIZES else dtype
+    return f"{'×'.join(map(str, shape)) or 'scalar'}, {size}"
 
 
 def _reading(how: Arrange, transposed: bool = False) -> str:

@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None, command: str = "python -m einop
             pass
     except (ValueError, OSError) as wrong:
         parser.error(str(wrong))
-    return run_studies(names, Run(options, given.out, frameworks, given.verbose))
+    return run_studies(names, Run(options, given.out, frameworks, given.verbose, given.json))
 
 
 def parser_of(command: str) -> Parser:
@@ -85,6 +85,7 @@ def parser_of(command: str) -> Parser:
     parser.add_argument("--threads", type=int, default=0, help="CPU threads of every framework; default: all")
     parser.add_argument("--quick", action="store_true", help="three rounds: does it run, not how fast is it")
     parser.add_argument("--verbose", action="store_true", help="whole tracebacks of what fails or is left out")
+    parser.add_argument("--json", action="store_true", help="print JSON: what OUT has of each study")
     parser.add_argument(
         "--trace", action="store_true", help="write a Chrome trace of every case, and torch's table, to OUT/traces"
     )

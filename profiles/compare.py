@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 from collections.abc import Iterator, Sequence
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from einops_fast.commands.output import print_json
 from einops_fast.observing.progress import progress
 from einops_fast.observing.tables import lasting
 from einops_fast.profiles.frameworks import installed
@@ -32,29 +34,34 @@ class Run:
     folder: Path  # where the files go
     frameworks: Sequence[str] = ()  # those to measure; default: all that a study is about and that are installed
     verbose: bool = False  # show whole tracebacks of what failed or was left out
+    in_json: bool = False  # print results as JSON in place of tables
 
 
 def run_studies(names: Sequence[str], run: Run) -> int:
     """Run studies one after another, and put all that they found on one page; 0 if all results were right."""
-    statuses, results = [], []
+    statuses, results, notes = [], [], list(_busy())
     for name in names:
-        status, result = run_study(name, run)
+        status, result = run_study(name, run, notes)
         statuses.append(status)
-        results += [] if result is None else [result]
+        results.append(result)
         if status == INTERRUPTED:
             break
-    if results:
-        page = run.folder / ("report.html" if all(result.whole for result in results) else "report-partial.html")
-        page.write_text(html_page(results), encoding="utf-8")
-        with lasting():
+    kept = [result for result in results if result.kept]
+    if kept:
+        page = run.folder / ("report.html" if all(result.whole for result in kept) else "report-partial.html")
+        page.write_text(html_page(kept), encoding="utf-8")
+    with lasting():
+        if run.in_json:
+            print_json([result.to_dict() for result in results])
+        elif kept:
             print(f"wrote {page}")
     return max(statuses)
 
 
-def run_study(name: str, run: Run) -> tuple[int, Result | None]:
-    """Measure in one process per framework; return 0 if every result was right, and what was found, if anything."""
+def run_study(name: str, run: Run, notes: Sequence[Note] = ()) -> tuple[int, Result]:
+    """Measure in one process per framework; return 0 if every result was right, and what was found."""
     study, options = STUDIES[name], run.options
-    records: list[Record] = []
+    records: list[Record] = [*notes]
     done: set[str] = set()
     expected, interrupted = 0, False
     try:
@@ -74,16 +81,22 @@ def run_study(name: str, run: Run) -> tuple[int, Result | None]:
         records.append(Note("Interrupted: what is missing was not measured."))
     found = Result.of(name, records, options, whole=not interrupted and _is_whole(name, run))
     tables = study.tables(found.measured)
-    paths: list[Path] = []
     # Kept before they are shown: whoever reads may be gone, as `head` is.
-    if found.device and found.measured:
-        paths = _written(found, tables, run)
-    with lasting():
-        _show(tables, found, run.verbose)
-        for path in paths:
-            print(f"wrote {path}")
+    paths = _written(found, tables, run) if found.kept else []
+    if not run.in_json:
+        with lasting():
+            _show(tables, found, run.verbose)
+            for path in paths:
+                print(f"wrote {path}")
     failed = not paths or any(row.failure and not row.guest for row in found.rows)
-    return INTERRUPTED if interrupted else int(failed), found if paths else None
+    return INTERRUPTED if interrupted else int(failed), found
+
+
+def _busy() -> Iterator[Note]:
+    """Yield a note where other work keeps a processor busy before anything is measured; not on Windows."""
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    if load > 0.5:
+        yield Note(f"Times are rough: the machine was busy before, with a load of {load:.1f}.")
 
 
 @contextmanager
@@ -120,10 +133,12 @@ def _written(found: Result, tables: Sequence[report.Table], run: Run) -> list[Pa
 
 
 def _show(tables: Sequence[report.Table], found: Result, verbose: bool) -> None:
+    for doubt in found.doubts:
+        print(doubt)
     for table in (*tables, report.skips_table(found.rows), report.environment_table(found.environment)):
         if table.cells:
             report.show(table)
-    print(*found.notes, sep="\n")
+    print(*(note for note in found.notes if note not in found.doubts), sep="\n")
     for row in found.rows:
         if verbose and row.details:
             print(f"\n{row.task} {row.what}:\n{row.details.rstrip()}")

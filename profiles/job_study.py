@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from einops_fast.profiles.frameworks import Framework, Unavailable, load
 from einops_fast.profiles.processes import Job, started
-from einops_fast.profiles.reporting.cells import AFTER, BEFORE, Line, lines_of, side_by_side, table
+from einops_fast.profiles.reporting.cells import AFTER, BEFORE, Line, lines_of, noise_told, side_by_side, table
 from einops_fast.profiles.reporting.records import Ceiling, Note, Options, Record, Row
 from einops_fast.profiles.reporting.report import Table
 from einops_fast.profiles.study import Study, Task
@@ -108,10 +108,11 @@ class JobStudy(Study):
         columns = {
             **BEFORE,
             **{f"{told}: {named}": side_by_side(ways, value, self.digits) for told, value in self.shown.items()},
+            **{name: AFTER[name] for name in ("best/ours", "native/ours")},
             self.kernels: AFTER["kernels of ours"],
             "check": AFTER["check"],
         }
-        return [table(self.title, lines, columns, *self.summed_up(lines))]
+        return [table(self.title, lines, columns, *self.summed_up(lines), *noise_told(lines))]
 
     def do(self, job: Job) -> Iterator[Found]:
         case: Any = self._known()[job.case]

@@ -156,7 +156,7 @@ def test_patches_several_frameworks():
         (["run", "--patch", "numpy", "/dev/null/script.py"], "no file '/dev/null/script.py'"),
         (["run", "--patch", ",", "script.py"], "at least one framework"),
         (["run", "script.py"], "--patch"),
-        (["explain", "ij,jk", "2,3", "4,5"], "'j' has size"),
+        (["explain", "ij,jk", "2,3", "4,5"], "size 3 in operand 0 (axis 1 of shape (2, 3)): ij,jk\n"),
         (["explain", "ij,jk->iz", "2,3", "3,4"], "'z'"),
         (["explain", "ij,jk,kl", "2,3", "3,4", "4,5", "--optimize", "nonsense"], "nonsense"),
         (["explain", "ij,jk", "2,x", "3,4"], "einops-fast explain: '2,x' is no shape; write 64,100, 64x100 or ()"),
@@ -200,6 +200,7 @@ def test_says_what_is_wrong(arguments, message, capsys):
     assert printed.err.startswith("einops-fast")
     assert message in printed.err
     assert "usage:" not in printed.err
+    assert printed.err.count("\n") == 1
 
 
 def test_explains(capsys):

@@ -9,6 +9,7 @@ import pytest
 from python_process import ROOT
 
 import einops_fast
+from einops_fast.profiles.reporting.documents import SECTIONS
 
 _spec = importlib.util.spec_from_file_location("release", ROOT / ".ci" / "release.py")
 assert _spec
@@ -25,6 +26,11 @@ CHANGELOG = (
 
 def relative_links(text: str) -> list[str]:
     return re.findall(r"\]\((?!\w+:)([^)#][^)]*)\)", text)
+
+
+def test_no_document_has_the_version_which_a_release_sets():
+    versioned = [name for name, section in SECTIONS.items() if repr(einops_fast.__version__) in section()]
+    assert versioned == []
 
 
 def test_links_lead_below_the_home_that_is_given():

@@ -49,5 +49,7 @@ def refuse(reason: object) -> int:
     """Say in one line on the standard error why a request can't be met, and return the exit status of that."""
     if isinstance(reason, ModuleNotFoundError) and reason.name in EXTRAS:
         reason = f"{reason.name} isn't installed: pip install 'einops_fast[{EXTRAS[reason.name]}]'"
-    print(f"einops-fast: {reason}", file=sys.stderr)
+    lines = [line.strip() for line in str(reason).splitlines() if line.strip(" ^")] or [""]
+    told = f"{lines[0].removesuffix(':')}: {'; '.join(lines[1:])}" if lines[1:] else lines[0]
+    print(f"einops-fast: {told}", file=sys.stderr)
     return 2

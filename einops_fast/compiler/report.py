@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from einops_fast.observing.observers import active
+from einops_fast.observing.pictures import Picture, Pictured, bars
 from einops_fast.observing.tables import plain_table
 
 REASONS = (
@@ -51,7 +52,7 @@ class Fusion:
 
 
 @dataclass(eq=False)
-class FusionLog:
+class FusionLog(Pictured):
     """What was fused, and what wasn't, in all that was compiled in a block of :func:`fusions`."""
 
     fused: list[Fusion] = field(default_factory=list)
@@ -60,6 +61,18 @@ class FusionLog:
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers and strings, as JSON takes them."""
         return {name: [vars(each) for each in getattr(self, name)] for name in ("fused", "missed")}
+
+    def plot(self) -> Picture:
+        """Return a bar for each fusion, as long as the bytes that it saves; what was missed is red."""
+        rows = [(f"{each.what}, {each.where}", float(each.saved or 1), self._saved(each)) for each in self.fused]
+        rows += [(f"{each.what}, {each.where}", 0.0, f"{each.reason}, at {each.at}") for each in self.missed]
+        told = f"{len(self.fused)} fused, {len(self.missed)} missed (red)"
+        return bars("What torch.compile fused: bytes saved in a forward pass", told, rows)
+
+    @staticmethod
+    def _saved(fusion: Fusion) -> str:
+        saved = "" if fusion.saved is None else f"saves {fusion.saved:,} bytes: "
+        return saved + fusion.pattern
 
     def __str__(self) -> str:
         rows = [["fused", each.what, each.where, each.pattern] for each in self.fused]

@@ -52,10 +52,15 @@ def lasting() -> Iterator[None]:
             stream.reconfigure(errors=known)
 
 
+def has_failed(cells: Sequence[str]) -> bool:
+    """Return whether a row says that it has failed, and not that something beside it has."""
+    return any(cell.partition(":")[0] == "failed" for cell in cells)
+
+
 def rich_table(
     columns: Sequence[str], rows: Sequence[Sequence[str]], numbers: Collection[str] = (), title: str = ""
 ) -> Any:
-    """Return a table of rich's; ``None`` where it isn't installed. What has failed, by its last cell, is red."""
+    """Return a table of rich's; ``None`` where it isn't installed. What has failed is red."""
     try:
         from rich.markup import escape
         from rich.table import Table
@@ -65,7 +70,7 @@ def rich_table(
     for column in columns:
         table.add_column(column, justify="right" if column in numbers else "left", overflow="fold")
     for row in rows:
-        table.add_row(*map(escape, row), style="red" if "failed" in row[-1] else None)
+        table.add_row(*map(escape, row), style="red" if has_failed(row) else None)
     return table
 
 

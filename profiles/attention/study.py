@@ -265,5 +265,6 @@ class AttentionStudy(Study):
         charts = []
         for (dtype, family), group in groups.items():
             unit, value = ("GB/s", gigabytes) if family == "decode" else ("TFLOP/s", teraflops)
-            charts.append(case_chart(f"{dtype}-{family}", f"attention, {dtype}", group, value, unit, ratios=False))
+            title, axis = f"attention, {dtype}", f"{unit} (more is better)"
+            charts.append(case_chart(f"{dtype}-{family}", title, group, value, axis, ratios=False))
         return [chart for chart in charts if chart is not None]

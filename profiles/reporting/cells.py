@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import TypeVar
 
 from einops_fast.profiles.reporting.records import Row, is_ours
 from einops_fast.profiles.reporting.report import Table, geomean
 
-BEHIND = 1.02  # Ours is behind from this ratio to the best peer on; what is nearer is within the noise of a run
 NOTHING = "–"
+UNKNOWN_SPREAD = 0.02  # of the time, where only one round was timed
+NOISE = "≈"  # within the noise of each other
 
 Kind = TypeVar("Kind")
 
@@ -64,9 +66,24 @@ def speedup(row: Row) -> float | None:
     return row.speedup
 
 
-def is_behind(row: Row) -> bool:
-    """Return whether a row of ours is slower than the best peer or the native way, by more than noise."""
-    return (row.to_best or 0.0) > BEHIND or (row.speedup is not None and row.speedup < 1 / BEHIND)
+def interval(row: Row) -> tuple[float, float]:
+    """Return the ends of the seconds of a row: half of the interquartile range of its rounds to each side."""
+    seconds = row.seconds or 0.0
+    half = (UNKNOWN_SPREAD * seconds if row.spread is None else row.spread) / 2
+    return max(seconds - half, 0.01 * seconds), seconds + half
+
+
+def within_noise(row: Row, other: Row | None) -> bool:
+    """Return whether two rows were timed whose intervals overlap."""
+    if other is None or row.seconds is None or other.seconds is None:
+        return False
+    (low, high), (other_low, other_high) = interval(row), interval(other)
+    return low <= other_high and other_low <= high
+
+
+def is_behind(ours: Row, other: Row | None, slower: float | None) -> bool:
+    """Return whether a row of ours takes ``slower`` times as long as another, and that is more than 1 beyond noise."""
+    return (slower or 0.0) > 1 and not within_noise(ours, other)
 
 
 # Cells
@@ -89,6 +106,11 @@ def megabytes(count: int | None) -> str:
 
 def _number(value: float | None) -> str:
     return NOTHING if value is None else f"{value:.0f}" if value >= 99.5 else f"{value:.3g}"
+
+
+def _compared(value: Callable[[Row], float | None], other: Callable[[Line], Row | None]) -> Callable[[Line], str]:
+    """Return the cell with a ratio of another row to ours, marked where it is within noise."""
+    return lambda line: ratio(value(line.ours)) + f" {NOISE}" * within_noise(line.ours, other(line))
 
 
 def verdict(rows: Iterable[Row]) -> str:
@@ -125,6 +147,18 @@ class Line:
     @property
     def best(self) -> Row | None:
         return self.ways.get(self.ours.best)
+
+    @property
+    def is_even(self) -> bool:
+        """Whether ours is within noise of the faster of the best peer and the native way."""
+        timed = [row for row in (self.best, self.native) if row and row.seconds]
+        return within_noise(self.ours, min(timed, key=lambda row: row.seconds or inf, default=None))
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether ours is slower than the best peer or the native way, beyond noise."""
+        to_native = times(1, 1.0, self.ours.speedup)
+        return is_behind(self.ours, self.best, self.ours.to_best) or is_behind(self.ours, self.native, to_native)
 
 
 def lines_of(rows: Sequence[Row], native: str) -> list[Line]:
@@ -171,8 +205,8 @@ AFTER: dict[str, Callable[[Line], str]] = {
     "backward ms, of floor": _backward_alone,
     "ours/floor": lambda line: ratio(over_floor(line.ours)),
     "best peer": lambda line: line.ours.best or NOTHING,
-    "best/ours": lambda line: ratio(best_over_ours(line.ours)),
-    "native/ours": lambda line: ratio(line.ours.speedup),
+    "best/ours": _compared(best_over_ours, lambda line: line.best),
+    "native/ours": _compared(speedup, lambda line: line.native),
     "GB/s": lambda line: _number(gigabytes(line.ours)),
     "TFLOP/s": lambda line: _number(teraflops(line.ours)),
     "ours by": lambda line: line.ours.chosen or NOTHING,
@@ -193,6 +227,14 @@ RATIOS: dict[str, Callable[[Row], float | None]] = {
 }
 
 
+def noise_told(lines: Sequence[Line]) -> list[str]:
+    """Return a sentence about the lines in which ours is within noise of others, if any."""
+    even = {"the best peer": sum(within_noise(line.ours, line.best) for line in lines),
+            "native": sum(within_noise(line.ours, line.native) for line in lines)}  # fmt: skip
+    told = [f"{count} of {name}" for name, count in even.items() if count]
+    return [f"{NOISE}: within noise, as spreads overlap: {', '.join(told)}."] if told else []
+
+
 def comparison(title: str, lines: Sequence[Line], ways: Sequence[str]) -> Table:
     """Return the table of a framework, dtype and direction, with what follows for ours from all cases."""
     ours = [line.ours for line in lines]
@@ -201,7 +243,8 @@ def comparison(title: str, lines: Sequence[Line], ways: Sequence[str]) -> Table:
         found = {row.case: number for row in ours if (number := value(row)) is not None}
         if found:
             ratios[name] = found
-    behind = {row.case: 1 / row.to_best for row in ours if row.to_best is not None and row.to_best > BEHIND}
+    behind = {line.ours.case: best_over_ours(line.ours) or 0.0 for line in lines
+              if is_behind(line.ours, line.best, line.ours.to_best)}  # fmt: skip
     failed = [row.case for row in ours if row.failure]
     means = {name: geomean(values.values()) for name, values in ratios.items()}
     worst = {name: (max if name == "ours/floor" else min)(values, key=values.__getitem__)
@@ -217,8 +260,9 @@ def comparison(title: str, lines: Sequence[Line], ways: Sequence[str]) -> Table:
         names = ", ".join(
             f"{case} ({behind[case]:.2f}, {best[case]})" for case in sorted(behind, key=lambda case: behind[case])
         )
-        count = f"Behind the best peer by over {BEHIND - 1:.0%}: {len(behind)} of {len(ratios['best/ours'])}"
+        count = f"Behind the best peer: {len(behind)} of {len(ratios['best/ours'])}"
         summary.append(f"{count}: {names}." if names else f"{count}.")
+    summary += noise_told(lines)
     if failed:
         summary.append(f"Ours failed: {', '.join(failed)}.")
     columns = {**BEFORE, **{f"{way} ms": _time_of(way) for way in ways}, **AFTER}

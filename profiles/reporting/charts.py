@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from textwrap import wrap
 from typing import Any
 from zlib import crc32
 
 from einops_fast.profiles.cases import curve
-from einops_fast.profiles.reporting.cells import by_case, gigabytes, is_behind, over_floor, speedup, teraflops
+from einops_fast.profiles.reporting.cells import (
+    NOISE,
+    Line,
+    by_case,
+    gigabytes,
+    interval,
+    over_floor,
+    speedup,
+    teraflops,
+)
 from einops_fast.profiles.reporting.records import Ceiling, Row, is_ours, is_own
 
 OURS, BEHIND = "#0072b2", "#b80000"
+NATIVE = "native", "einsum"
 
 # Colours and shapes of all others, told apart by those who see fewer colours.
 STYLES = (
@@ -21,10 +32,12 @@ STYLES = (
 
 # Whose are which; a name that isn't here takes the place that it falls on, the same in every chart.
 PLACES = (
-    ("native", "einsum"), ("opt_einsum", "einsum_optimize", "cudnn", "sdpa"), ("compile", "no_einsum", "fa4"),
+    NATIVE, ("opt_einsum", "einsum_optimize", "cudnn", "sdpa"), ("compile", "no_einsum", "fa4"),
     ("cupy", "th_einsum", "flash", "liger"), ("flex", "quack"), ("efficient", "linear"), ("triton", "patched"),
     ("naive", "contract_expression"),
 )  # fmt: skip
+
+MANY = 4  # Cases from which on they are worth a curve or a plane
 
 PRODUCT = 16  # FLOPs per byte from which on a curve is told in FLOP/s and not in B/s
 
@@ -32,7 +45,7 @@ CONFIG = {
     "aria": False,
     "axis": {"labelLimit": 0, "titleFontWeight": "normal", "gridColor": "#dddddd"},
     "legend": {"labelLimit": 0, "orient": "bottom", "columns": 5, "symbolStrokeWidth": 2},
-    "title": {"anchor": "start", "limit": 0, "subtitleColor": BEHIND, "subtitleLimit": 900},
+    "title": {"anchor": "start", "limit": 0, "subtitleColor": "#444444", "subtitleLimit": 0},
     "view": {"stroke": None},
 }
 
@@ -61,8 +74,8 @@ def _style(way: str) -> tuple[str, str]:
     return STYLES[place]
 
 
-def chart(name: str, title: str, panels: Sequence[Spec], rows: Iterable[Row], failures: Sequence[str] = ()) -> Chart:
-    """Set panels side by side, with one legend for all of them, ours first."""
+def chart(name: str, title: str, panels: Sequence[Spec], rows: Iterable[Row], told: Sequence[str] = ()) -> Chart:
+    """Set panels side by side, with one legend for all of them, ours first, and words above."""
     ways = sorted(dict.fromkeys(row.what for row in rows), key=lambda way: (not is_ours(way), not is_own(way)))
     colours, shapes = zip(*map(_style, ways), strict=True)
     names = list(map(_label, ways))
@@ -76,7 +89,7 @@ def chart(name: str, title: str, panels: Sequence[Spec], rows: Iterable[Row], fa
                 layer["encoding"][channel] = {**layer["encoding"].get(channel, {}), **encoding[channel]}
     spec = {
         "$schema": "https://vega.github.io/schema/vega-lite/v5.json",
-        "title": {"text": title, "subtitle": [f"failed: {text}" for text in failures]},
+        "title": {"text": title, "subtitle": ["Thin lines are the interquartile ranges of rounds.", *told]},
         "background": "white",
         "config": CONFIG,
         "columns": 3,
@@ -87,9 +100,9 @@ def chart(name: str, title: str, panels: Sequence[Spec], rows: Iterable[Row], fa
 
 
 def _noise(row: Row, value: float) -> tuple[float, float]:
-    """Return the ends of a value whose time is off by half of the interquartile range of its rounds."""
-    share = (row.spread or 0.0) / (2 * row.seconds) if row.seconds else 0.0
-    return value * max(1 - share, 0.01), value * (1 + share)
+    """Return the ends of a value, which is longer or shorter by the share that its time is."""
+    low, high = (end / (row.seconds or 1.0) for end in interval(row))
+    return value * low, value * high
 
 
 # A line per case
@@ -107,7 +120,10 @@ def case_chart(
         group = [row for row in rows if row.backward is backward]
         if any(is_ours(row.what) for row in group):
             panels.append(_case_panel(group, value, axis, direction, ratios))
-    return chart(name, title, panels, rows, failures) if panels else None
+    told = "Red: behind the native call or the best peer. "
+    told = f"{told}{NOISE}: within noise of the faster of them, as the thin lines overlap."
+    lines = [told, *(line for text in failures for line in wrap(f"failed: {text}", 110))]
+    return chart(name, title, panels, rows, lines) if panels else None
 
 
 def _case_panel(rows: Sequence[Row], value: Value, axis: str, title: str, ratios: bool) -> Spec:
@@ -119,15 +135,16 @@ def _case_panel(rows: Sequence[Row], value: Value, axis: str, title: str, ratios
             continue
         found = value(own)
         told = "failed" if own.failure else "–" if found is None else f"{found:.3g}"
-        label = f"{case}  {told}"
+        line = Line(ways, own, next((ways[name] for name in NATIVE if name in ways), None))
+        label = f"{case}  {told}" + f" {NOISE}" * line.is_even
         labels[label] = found or 0.0
         for what, row in ways.items():
             if number := value(row):
                 low, high = _noise(row, number)
                 point = {"case": label, "way": _label(what), "value": number, "low": low, "high": high}
-                points.append({**point, "ours": row is own, "behind": row is own and is_behind(row)})
+                points.append({**point, "ours": row is own, "behind": row is own and line.is_behind})
     order = sorted(labels, key=lambda label: -labels[label]) if ratios else list(labels)
-    scale = {"type": "log", "nice": False} if ratios else {"zero": True}
+    scale = {"type": "log", "nice": False, "padding": 8} if ratios else {"zero": True}
     failed = {"condition": {"test": "indexof(datum.label, '  failed') >= 0", "value": BEHIND}, "value": "black"}
     x = {"field": "value", "type": "quantitative", "title": axis, "scale": scale}
     noise = {"x": {"field": "low", "type": "quantitative", "title": axis, "scale": scale}, "x2": {"field": "high"}}
@@ -159,12 +176,16 @@ def _case_panel(rows: Sequence[Row], value: Value, axis: str, title: str, ratios
 
 
 def curves(rows: Iterable[Row]) -> dict[str, list[tuple[float, Row]]]:
-    """Return sizes and rows by curve; those that are no point of one by the bytes that they move."""
+    """Return sizes and rows by curve, if it has many; those that are no point of one by the bytes that they move."""
     found: dict[str, list[tuple[float, Row]]] = {}
     for row in rows:
         name, size = curve(row.case) or ("", row.moved or 0)
         found.setdefault(name, []).append((size, row))
-    return found
+    return {name: points for name, points in found.items() if _are_many(row for _, row in points)}
+
+
+def _are_many(rows: Iterable[Row]) -> bool:
+    return len({row.case for row in rows}) >= MANY
 
 
 def plane(
@@ -186,7 +207,7 @@ def plane(
     across = {"field": "x", "type": "quantitative", "title": axes[0],
               "scale": {"type": "log", "base": 2 if joined else 10, "nice": False}}  # fmt: skip
     scale = {"zero": True} if joined else {"type": "log"}
-    up = {"field": "value", "type": "quantitative", "title": axes[1], "scale": scale}
+    up = {"field": "value", "type": "quantitative", "title": f"{axes[1]} (more is better)", "scale": scale}
     noise = {"y": {**up, "field": "low"}, "y2": {"field": "high"}}
     layers: list[Spec] = [
         {"mark": {"type": "rule"}, "encoding": {"x": across, **noise}, "by_way": ["color"]},
@@ -209,10 +230,10 @@ def plane(
 
 def general_charts(rows: Sequence[Row], ceiling: Ceiling | None, title: str) -> list[Chart]:
     """Return charts of forward calls of one framework and dtype, those that there are measurements for."""
-    failures = [f"{row.case}: {row.what} {row.failure}" for row in rows if row.failure]
+    failures = [f"{row.case}: {row.what} {row.failure}" for row in rows if row.failure and not row.guest]
     found: list[Chart | None] = []
     if any(row.floor for row in rows):
-        floor = "time / floor, log scale (at 1 the device itself does no more)"
+        floor = "time / floor, log scale (less is better; at 1 the device itself does no more)"
         told = f"{title}: time over the device's floor"
         found.append(case_chart("", told, rows, over_floor, floor, ratios=True, failures=failures))
     if any(row.speedup for row in rows if is_ours(row.what)):
@@ -220,11 +241,10 @@ def general_charts(rows: Sequence[Row], ceiling: Ceiling | None, title: str) -> 
         told = f"{title}: native time over this"
         found.append(case_chart("native", told, rows, speedup, native, ratios=True))
     priced = [row for row in rows if row.seconds and row.moved]
-    if priced:
-        panels = [_throughput(name, points) for name, points in sorted(curves(priced).items())]
+    if panels := [_throughput(name, points) for name, points in sorted(curves(priced).items())]:
         found.append(chart("throughput", f"{title}: throughput over size", panels, priced))
     products = [row for row in priced if row.flops]
-    if products:
+    if _are_many(products):
         found.append(chart("roofline", f"{title}: roofline", [_roofline(products, ceiling)], products))
     return [made for made in found if made is not None]
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
+from einops_fast.observing.pictures import Picture
 from einops_fast.profiles.reporting.charts import Chart
 from einops_fast.profiles.reporting.results import Result, read_result
 from einops_fast.profiles.studies import STUDIES
@@ -23,23 +23,13 @@ def charts_of(result: Result) -> list[Chart]:
     return charts
 
 
-def drawn(chart: Chart, kind: str) -> bytes:
-    """Return the chart as ``svg`` or ``png``; the same chart gives the same bytes."""
-    import vl_convert
-
-    spec = json.dumps(chart.spec)
-    if kind == "png":
-        return bytes(vl_convert.vegalite_to_png(spec, scale=1.25))
-    return bytes(vl_convert.vegalite_to_svg(spec), "utf-8")
-
-
 def draw(result: Result, stem: Path) -> list[Path]:
     """Write the charts of a result as files whose names begin with a path."""
     paths = []
     for chart in charts_of(result):
         for kind in ("svg", "png"):
             paths.append(stem.with_name(f"{stem.name}-{chart.name}.{kind}"))
-            paths[-1].write_bytes(drawn(chart, kind))
+            Picture(chart.spec).save(paths[-1])
     return paths
 
 

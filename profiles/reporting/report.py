@@ -67,8 +67,9 @@ def markdown(result: Result, tables: Sequence[Table]) -> str:
     head = (
         f"# {result.study}: {result.device}, CPU threads: {result.threads}\n\nMeasured on {result.date} with {listed}."
     )
+    doubts = [f"**{doubt}**" for doubt in result.doubts]
     about = [environment_table(result.environment)] if result.environment else []
-    return "\n\n".join((head, *(table.markdown() for table in [*tables, *about]), *result.notes)) + "\n"
+    return "\n\n".join((head, *doubts, *(table.markdown() for table in [*tables, *about]), *result.notes)) + "\n"
 
 
 def environment_table(environment: Mapping[str, Mapping[str, str]]) -> Table:

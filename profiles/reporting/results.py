@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 import einops_fast
 from einops_fast.profiles.reporting.records import ALL, Ceiling, Machine, Note, Options, Record, Row
@@ -74,15 +76,29 @@ class Result:
         """The rows of cases; without those that say why something was left out altogether."""
         return tuple(row for row in self.rows if row.case != ALL)
 
-    def write_json(self, path: Path) -> Path:
-        """Write what :func:`read_result` reads, without fields of rows that say nothing."""
+    @property
+    def doubts(self) -> list[str]:
+        """Why the times are rough: other work, or few rounds."""
+        few = ["Times are rough: three rounds were measured."] if self.quick else []
+        return [*few, *(note for note in self.notes if re.search("rough|busy", note))]
+
+    @property
+    def kept(self) -> bool:
+        """Whether a device was found and anything was measured, for files and the page."""
+        return bool(self.device and self.measured)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, as JSON takes them, without fields of rows that say nothing."""
         rows = [
             {name: value for name, value in vars(row).items() if value not in (None, "", {}) and value is not False}
             for row in self.rows
         ]
-        data = {**vars(self), "ceilings": list(map(asdict, self.ceilings)), "rows": rows}
+        return {**vars(self), "ceilings": list(map(asdict, self.ceilings)), "rows": rows}
+
+    def write_json(self, path: Path) -> Path:
+        """Write what :func:`read_result` reads."""
         # An earlier run stays whole where the disk is full.
-        write_whole(path, json.dumps(data, indent=1, ensure_ascii=False) + "\n")
+        write_whole(path, json.dumps(self.to_dict(), indent=1, ensure_ascii=False) + "\n")
         return path
 
     def write_csv(self, path: Path) -> Path:

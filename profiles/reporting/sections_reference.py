@@ -21,6 +21,7 @@ PAGES: dict[str, dict[str, str]] = {
         "einops_fast": "fast_einsum contract_expression ContractExpression explain autotune wait_for_kernels"
         " allow_precision memory_limit profile EinsumError SubscriptsError ShapeError OperandError __version__",
         "einops_fast.explanation": "Explanation",
+        "einops_fast.observing.pictures": "Picture",
         "einops_fast.observing.profile_table": "Profile",
         "einops_fast.runtime.plan_cache": "clear_plans",
     },
@@ -79,7 +80,8 @@ def _described(module: str, name: str) -> Iterator[str]:
     elif isinstance(node, ast.FunctionDef):
         yield from _function(node)
     else:
-        yield f"```python\n{ast.unparse(node)}\n```"
+        if name != "__version__":  # a release sets it, and no document else
+            yield f"```python\n{ast.unparse(node)}\n```"
         yield _markdown(comment)
 
 

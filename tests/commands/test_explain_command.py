@@ -1,8 +1,10 @@
 """``einops-fast explain``: strides, GPUs that aren't here, attention, colour, and JSON of every command."""
 
+import argparse
 import json
 import re
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,8 @@ import pytest
 
 from einops_fast import explain, explain_attention
 from einops_fast.backends.absent_gpu import absent_gpu, aiming
-from einops_fast.cli import main
+from einops_fast.cli import _parser, main
+from einops_fast.profiles.__main__ import parser_of
 from einops_fast.runtime import disk_cache
 
 Capture = pytest.CaptureFixture[str]
@@ -154,3 +157,19 @@ def test_json_of_metrics(capsys: Capture, tmp_path: Any) -> None:
     found = json.loads(told(capsys, "metrics", "summarize", str(tmp_path), "--json"))
     assert found["summary"][0] == "1 plan, 1 call"
     assert found["plans"][0]["equation"] == "ij,jk,kl->il"
+
+
+def commands_of(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """The parsers of commands that have none below them."""
+    below = [each.choices for each in parser._actions if isinstance(each, argparse._SubParsersAction)]
+    if not below:
+        yield parser
+    for choices in below:
+        for each in choices.values():
+            yield from commands_of(each)
+
+
+def test_every_command_has_json() -> None:
+    parsers = [*commands_of(_parser([parser_of("einops-fast profile")]))]
+    assert {"einops-fast profile", "einops-fast cache show"} <= {parser.prog for parser in parsers}
+    assert [parser.prog for parser in parsers if "--json" not in parser.format_help()] == []

@@ -155,6 +155,24 @@ def test_traces_are_written(run, torch, mine, tmp_path):
     assert "Self CPU" in (folder / f"{names[-1]}.txt").read_text("utf-8")
 
 
+def test_json_is_what_files_have_and_all_that_is_printed(run, tmp_path):
+    status, _, printed = run("contraction", "overhead", "--framework", "numpy", "--only-run", "batchd,tiny", "--json")
+    assert status == 0
+    kept = {path.name: json.loads(path.read_text("utf-8")) for path in (tmp_path / "out").glob("*.json")}
+    assert json.loads(printed) == sorted(kept.values(), key=lambda result: result["study"])
+    assert [result["study"] for result in json.loads(printed)] == ["contraction", "overhead"]
+
+
+@pytest.mark.parametrize(("load", "told"), [(0.2, False), (3.04, True)])
+def test_a_busy_machine_makes_times_rough(run, monkeypatch, tmp_path, load, told):
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0), raising=False)
+    _, found, printed = run("contraction", "--framework", "numpy", "--only-run", "batchd")
+    doubt = "Times are rough: the machine was busy before, with a load of 3.0."
+    assert [*found["contraction"].doubts[1:], printed.count(doubt)] == ([doubt, 1] if told else [0])
+    [page] = (tmp_path / "out").glob("*.md")
+    assert (f"**{doubt}**" in page.read_text("utf-8")) is told
+
+
 def test_einops_fast_profile_is_the_same_command(capsys):
     with pytest.raises(SystemExit) as exit_:
         cli.main(["profile", "--help"])
@@ -197,7 +215,8 @@ def test_a_wrong_implementation_is_caught_and_excluded(run, torch, mine, monkeyp
 
 
 def test_nothing_to_measure_is_told(told, capsys):
-    assert told([records.skipped("cupy", "everything", "CuPy finds no GPU")]) == (1, None, [])
+    status, result, files = told([records.skipped("cupy", "everything", "CuPy finds no GPU")])
+    assert (status, result.kept, files) == (1, False, [])
     assert "CuPy finds no GPU" in capsys.readouterr().out
 
 
