@@ -106,15 +106,22 @@ class NumpyBackend(NdarrayBackend):
         return self._target
 
     def numerics(self, operands: Sequence[Any], dtype: Any, casting: str) -> Numerics:
+        dtypes = {operand.dtype for operand in operands}
+        if dtype is not None and dtypes != {wanted := np.dtype(dtype)}:
+            _check_numbers(wanted)
+        elif len(dtypes) > 1:
+            _check_numbers(*dtypes)
         numerics = super().numerics(operands, dtype, casting)
         scalars = _VALUES_PROMOTE and dtype is None and not all(operand.ndim for operand in operands)
-        if scalars and len({operand.dtype for operand in operands}) > 1:
+        if scalars and len(dtypes) > 1:
             name = numerics.result
             return Numerics(name, name, "the dtype depends on the value of a scalar", whole=True)
         return numerics
 
     def dtype_with(self, operands: Sequence[Any], out: Any) -> Any:
         # Beside the dtype of ``out`` alone, the values of scalars would decide; it's a scalar as well.
+        if any(operand.dtype != out.dtype for operand in operands):
+            _check_numbers(*[operand.dtype for operand in operands], out.dtype)
         scalars = not any(operand.ndim for operand in operands)
         return super().dtype_with([operand.dtype for operand in operands] if scalars else operands, out)
 
@@ -215,10 +222,7 @@ class NumpyBackend(NdarrayBackend):
         """Raise OperandError in place of an error about a dtype of another package."""
         for operand in operands:
             if not self.computes((operand,)):
-                raise OperandError(
-                    f"NumPy's einsum has no products and sums of {operand.dtype}: convert the operands of this dtype, "
-                    "or give dtype="
-                ) from error
+                raise _no_numbers(operand.dtype) from error
 
     def native_step(self, step: Native) -> Run:
         return partial(self.loops if step.plain else self._in_loops, step.equation)
@@ -310,6 +314,21 @@ class NumpyBackend(NdarrayBackend):
     def answer(self, rank: int) -> Run | None:
         # NumPy's functions return scalars, not arrays without axes. Of objects, some are the object itself.
         return (lambda result: result[()] if isinstance(result, np.ndarray) else result) if rank == 0 else None
+
+
+def _check_numbers(*dtypes: Any) -> None:
+    """Raise OperandError for dtypes of NumPy's own that aren't numbers, which have few dtypes in common with others."""
+    if any(dtype.kind == "O" for dtype in dtypes):  # whose elements may be multiplied with any others
+        return
+    for dtype in dtypes:
+        if dtype.kind not in _KINDS and 0 <= dtype.num < FIRST_OF_OTHERS:
+            raise _no_numbers(dtype)
+
+
+def _no_numbers(dtype: Any) -> OperandError:
+    return OperandError(
+        f"NumPy's einsum has no products and sums of {dtype}: convert the operands of this dtype, or give dtype="
+    )
 
 
 def _boxed(result: Any) -> Any:

@@ -33,6 +33,6 @@ def accumulated(beta: Any, operands: Sequence[Any], out: Any, sizes: Mapping[str
         out += result
     except (TypeError, RuntimeError) as error:
         raise OperandError(
-            f"out of dtype {out.dtype} can't hold beta={beta!r} times itself and {result.dtype}"
+            f"out of dtype {out.dtype} can't hold beta={beta!r} times itself and {result.dtype}: {error}"
         ) from error
     return out

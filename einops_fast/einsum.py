@@ -63,7 +63,7 @@ def _planned(
                 run = compiled[question, backend.signature(arrays)]
                 if has_room(question, arrays):  # for the same plan again, as where one tensor comes twice
                     remember_alike(question, backend.likeness(arrays), run, arrays)
-        except (KeyError, IndexError, AttributeError, TypeError):
+        except (KeyError, IndexError, AttributeError, TypeError, RuntimeError):  # the last: tensors without sizes
             pass
         else:
             try:

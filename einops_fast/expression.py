@@ -168,7 +168,7 @@ class ContractExpression:
             try:
                 # Comparing is cheaper than hashing, and most calls are like the one before.
                 known = like(operands)
-            except (AttributeError, IndexError, TypeError):
+            except (AttributeError, IndexError, TypeError, ValueError):  # the last: of torch.fx's stand-ins
                 known = False
             if known:
                 try:
@@ -212,8 +212,8 @@ class ContractExpression:
             backend, operands = own_arrays(operands, out)
         if backend.is_recording(operands):  # for other sizes, too
             return self._by_einsum(operands, out)
+        signature = backend.signature(operands)  # refuses what has no sizes
         self._check_shapes(operands)
-        signature = backend.signature(operands)
         found = self._runs.get(signature)
         if found is None:
             question = self.equation, options["order"], options["casting"], options["optimize"]

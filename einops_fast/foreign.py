@@ -92,7 +92,8 @@ def dispatch(call: Call, **options: Any) -> Any:
         if isinstance(spelled, str):
             return np.einsum(spelled, *arrays, **given)
         raise OperandError("operands without an attribute ndim need an equation in letters in place of lists of labels")
-    equation = call.subscripts(tuple([getattr(array, "ndim", None) or np.ndim(array) for array in arrays])).equation
+    ranks = [np.ndim(array) if (rank := getattr(array, "ndim", None)) is None else rank for array in arrays]
+    equation = call.subscripts(tuple(ranks)).equation
     if isinstance(spelled, str) and "".join(spelled.split()) in (equation, equation.partition("->")[0]):
         equation = spelled
     return np.einsum(equation, *arrays, **given)

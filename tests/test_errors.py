@@ -253,3 +253,16 @@ def test_dtypes_that_numpy_does_not_compute_in(equation: str, dtype: str) -> Non
     with pytest.raises(OperandError, match=r"NumPy's einsum has no products and sums of .*: convert the operands"):
         fast_einsum(equation, *[array] * (equation.count(",") + 1))
     assert fast_einsum("ij->ji", array).base is array
+
+
+@pytest.mark.parametrize("other", [np.float64, np.int64, bool])
+@pytest.mark.parametrize("dtype", ["m8[s]", "M8[D]", "S2", "U2", "V4", "f4,i4"])
+def test_dtypes_that_numpy_does_not_compute_in_beside_numbers(dtype: str, other: Any) -> None:
+    array, numbers = np.zeros((3, 3), dtype), np.zeros((3, 3), other)
+    sentence = r"^NumPy's einsum has no products and sums of .*: convert the operands"
+    for operands in ([array, numbers], [numbers, array], [numbers, array, numbers]):
+        for expression in (fast_einsum, lambda e, *a: contract_expression(e, *[(3, 3)] * len(a))(*a)):
+            with pytest.raises(OperandError, match=sentence):
+                expression(",".join(["ij"] * len(operands)) + "->i", *operands)
+    with pytest.raises(OperandError, match=sentence):
+        fast_einsum("ij,ij->i", numbers, numbers, out=np.zeros(3, dtype))

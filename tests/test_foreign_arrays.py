@@ -116,6 +116,15 @@ def test_dispatched_in_letters(quantity: Any) -> None:
         assert operands[0] is operands[1] is quantity
 
 
+def test_a_number_is_dispatched_without_asking_for_its_axes() -> None:
+    class Number(Recorder):
+        ndim = 0
+
+    for operands in ((Number(), VALUES), (Number(), Number())):
+        equation = ",ij->ij" if operands[1] is VALUES else ",->"
+        assert fast_einsum(equation, *operands)[:2] == ("einsum", (equation, *operands))
+
+
 def test_dispatched_with_options(quantity: Any) -> None:
     given = {"dtype": np.dtype("float64"), "order": "C", "casting": "unsafe", "optimize": "greedy"}
     assert fast_einsum("ij->i", quantity, **given)[2] == given  # type: ignore[arg-type]

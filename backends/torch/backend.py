@@ -32,6 +32,8 @@ from einops_fast.backends.torch.types import (
     HALVES,
     PLAIN,
     any_negated,
+    any_nested,
+    called_alike,
     guards_of,
     has_one_way,
     is_backward,
@@ -125,7 +127,7 @@ class TorchBackend(TorchSteps):
         return key, torch.is_grad_enabled(), is_seen(operands), autocast
 
     def likeness(self, operands: Sequence[Any], kernels: bool = False) -> Likeness | None:
-        if is_seen(operands) or any(type(each) not in PLAIN for each in operands):
+        if is_seen(operands) or any(type(each) not in PLAIN for each in operands) or any_nested(operands):
             return None
         # They look at types, sizes, strides, dtypes, devices, whether there may be gradients, and at what decides who
         # gets to see a call: autocast, transforms, negated views. The rest is state that isn't in there.
@@ -137,12 +139,9 @@ class TorchBackend(TorchSteps):
         if to is not None:
             guarded, dtype_now = check, torch.get_autocast_dtype
             check = lambda *others: guarded(*others) and dtype_now(kind) is to  # noqa: E731
-        grad_mode = torch.is_grad_enabled()
         if not operands[0].is_cuda:
-            grad_mode_now = torch.is_grad_enabled
-            return lambda others: (
-                check(*others) and grad_mode_now() is grad_mode and forward_ad._current_level < 0 and recorder() is None
-            )
+            return called_alike(check, operands)
+        grad_mode = torch.is_grad_enabled()
         mode, precision = current_mode(), (_fp32_setting(), allowed())
         # The library asks for the precision itself. Of three operands and more it isn't always what runs.
         by_library = (
@@ -150,7 +149,8 @@ class TorchBackend(TorchSteps):
         )
         exactly = not by_library and any(each.dtype == torch.float32 for each in operands)
         return lambda others: (
-            check(*others)
+            not any_nested(others)
+            and check(*others)
             and torch.is_grad_enabled() is grad_mode
             and forward_ad._current_level < 0
             and recorder() is None
@@ -240,6 +240,8 @@ class TorchBackend(TorchSteps):
         return made if strides is None else made.new_empty_strided(shape, strides)
 
     def at_once(self, operands: Sequence[Any], full: int = 0) -> Callable[..., Any] | None:
+        if is_jit_tracing():  # the sizes are traced tensors, which no decision may follow from
+            return None
         if len(operands) != 2:
             elements = sum([each.numel() for each in operands])
             plain = len(operands) > 2 and all(type(each) is torch.Tensor for each in operands)

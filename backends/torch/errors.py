@@ -49,6 +49,13 @@ def copied_to(out: Any, result: Any) -> Any:
     except RuntimeError as error:
         layouts = _layout_of(out), _layout_of(result)
         if type(error) is RuntimeError and dtype_name(out.dtype) in ITEM_SIZES and layouts == (None, None):
+            if any(size > 1 and not stride for size, stride in zip(out.shape, out.stride(), strict=True)):
+                raise OperandError("out is expanded, several of its elements being one: give out.clone()") from error
+            if out.requires_grad:
+                raise OperandError(
+                    "out is a leaf that requires grad, or a view of one, which can't be changed in place: give "
+                    "out.detach(), or call it in torch.no_grad()"
+                ) from error
             raise
         to, what = [
             layout or f"a tensor of dtype {each.dtype}" for layout, each in zip(layouts, (out, result), strict=True)

@@ -142,6 +142,27 @@ def guards_of(operands: Sequence[Any]) -> Callable[..., bool] | None:
     return check if check(*operands) else None
 
 
+def called_alike(check: Callable[..., bool], operands: Sequence[Any]) -> Callable[[Sequence[Any]], bool]:
+    """Return what compares tensors on a CPU with these by ``check``, and what torch does with gradients and calls."""
+    grad_mode, grad_mode_now = torch.is_grad_enabled(), torch.is_grad_enabled
+    level, wanted = torch.autograd.forward_ad, any(each.requires_grad for each in operands)
+    if len(operands) == 2 and not wanted:  # written out; of others like these, nobody asks for gradients
+        return lambda others: (
+            others[0].is_nested is not True
+            and others[1].is_nested is not True
+            and check(*others)
+            and level._current_level < 0
+            and recorder() is None
+        )
+    return lambda others: (
+        not any_nested(others)
+        and check(*others)
+        and (not wanted or grad_mode_now() is grad_mode)
+        and level._current_level < 0
+        and recorder() is None
+    )
+
+
 def share_storage(one: Any, other: Any) -> bool:
     """Whether two tensors may have elements in common; while torch.compile traces, it sees to that itself."""
     if torch.compiler.is_compiling() or any(
@@ -154,6 +175,14 @@ def share_storage(one: Any, other: Any) -> bool:
 def is_seen(operands: Sequence[Any]) -> bool:
     """Whether torch has to see each call: it is followed, or an operand stands for several."""
     return is_followed() or is_jit_tracing() or any(map(is_batched, operands))
+
+
+def any_nested(operands: Sequence[Any]) -> bool:
+    """Whether an operand is nested: to compare one whose axes have no sizes in C++ would end the process."""
+    for operand in operands:  # noqa: SIM110 - on the way of every call, and any() takes four times as long
+        if operand.is_nested is True:  # what stands for a tensor has no answer
+            return True
+    return False
 
 
 def any_negated(operands: Sequence[Any]) -> bool:

@@ -96,7 +96,7 @@ class Arrays:
     def in_order(self, array: Any, order: tuple[int, ...]) -> Any:
         """Return the array with its memory in this order of axes, if that can be said."""
         if not order or order == tuple(range(len(order))):
-            return array
+            return self.contiguous(array)
         inverse = tuple(map(order.index, range(len(order))))
         return self.permute(self.contiguous(self.permute(array, order)), inverse)
 

@@ -174,7 +174,7 @@ def known(words: Hashable, arrays: tuple[Any, ...]) -> Callable[..., Any] | None
         if run is None and (shapes := by_question.get(words)) is not None:
             run = shapes.at_once(arrays)
         return run
-    except (AttributeError, IndexError, TypeError):  # nothing was kept of such arrays, or an option can't be hashed
+    except (AttributeError, IndexError, TypeError, RuntimeError):  # such arrays have no sizes, or an option no hash
         return None
 
 
@@ -198,7 +198,7 @@ def attend(request: Request, arrays: dict[str, Any], words: Hashable = None) -> 
         question = request, circumstances
         try:
             run = recall(question, given)
-        except TypeError:  # an option that can't be hashed, as a window that is a list
+        except (AttributeError, TypeError):  # one is no array, or an option can't be hashed, as a window that is a list
             run = question = None
         if run is not None:
             return run(*given)

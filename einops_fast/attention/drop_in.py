@@ -88,6 +88,7 @@ def scaled_dot_product_attention(
     for name, array in (("query", query), ("key", key), ("value", value), ("attn_mask", attn_mask)):
         if not is_tracing():
             refuse_stand_in(array, name)
+            torch_state.refuse_without_sizes(array, name)
         if not hasattr(array, "shape") and (array is not None or name != "attn_mask"):
             raise OperandError(f"{name} is of type {type(array).__name__}; it is an array")
     for name, flag in (("is_causal", is_causal), ("enable_gqa", enable_gqa)):
@@ -104,7 +105,7 @@ def scaled_dot_product_attention(
     for name, array in (("query", query), ("key", key), ("value", value)):
         if len(array.shape) < (3 if enable_gqa else 2):
             raise OperandError(f"{name} has {len(array.shape)} axes; it needs at least {3 if enable_gqa else 2}")
-    if enable_gqa and key.shape[-3] != value.shape[-3]:
+    if enable_gqa and not getattr(key, "is_nested", False) and key.shape[-3] != value.shape[-3]:
         key, value = _as_many_heads(query.shape[-3], key, value)
     nothing_left = isinstance(dropout_p, int | float) and dropout_p == 1
     dropout = 0.0 if nothing_left else dropout_p

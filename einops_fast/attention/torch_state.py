@@ -52,6 +52,12 @@ def refuse_layouts(arrays: Mapping[str, Any]) -> None:
             raise OperandError(f"{name} is a tensor of layout {layout}; attention takes dense ones: .to_dense()")
 
 
+def refuse_without_sizes(array: Any, name: str) -> None:
+    """Raise OperandError for a nested tensor that isn't jagged: none of its axes has a size."""
+    if getattr(array, "is_nested", False) is True and str(array.layout) == "torch.strided":
+        raise OperandError(f"{name} is a nested tensor whose axes have no sizes: make it with layout=torch.jagged")
+
+
 def derivatives(arrays: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a spec that say which derivatives may be asked for."""
     import torch

@@ -115,7 +115,7 @@ def function_for(
         raise OperandError(f"{operator} is there for tensors of torch only, not for arrays of {framework}")
     by_torch = framework in _BY_TORCH
     if backend is not None and by_torch and (array.is_nested or array.layout is not _dense()):
-        _check_layout(operator, array)
+        _check_layout(operator, array, "the input")
     _check_dtype(operator, "input", array.dtype, by_torch)
     _check_others(operator, array, needs, others, backend)
     return found if backend is None or not observers.observed() else partial(_told, found, name, backend)
@@ -137,15 +137,11 @@ def _dense() -> Any:
     return torch.strided
 
 
-def _check_layout(operator: str, array: Any) -> None:
+def _check_layout(operator: str, array: Any, name: str) -> None:
     """Raise OperandError if a tensor is sparse, but for products, or its axes have no sizes."""
-    if array.is_nested:
-        if array.layout is _dense():
-            raise OperandError(
-                "the input is a nested tensor whose axes have no sizes: make it with layout=torch.jagged"
-            )
-    elif operator != "linear" and "sparse" in str(array.layout):
-        raise OperandError(f"the input is a tensor of layout {array.layout}; {operator} takes dense ones: .to_dense()")
+    torch_state.refuse_without_sizes(array, name)
+    if operator != "linear" and not array.is_nested and "sparse" in str(array.layout):
+        raise OperandError(f"{name} is a tensor of layout {array.layout}; {operator} takes dense ones: .to_dense()")
 
 
 def _check_others(
@@ -167,6 +163,8 @@ def _check_others(
             framework = "torch" if backend is None else backend.name
             raise OperandError(f"{argument} is of type {type(other).__name__}; the input is an array of {framework}")
         _check_dtype(operator, argument, other.dtype, by_torch and argument not in _OF_ANY_KIND)
+        if backend is not None and by_torch and (other.is_nested or other.layout is not _dense()):
+            _check_layout(operator, other, argument)
         if by_torch and other.device != array.device and other.ndim:  # torch moves a number by itself
             raise OperandError(f"{argument} is on {other.device}, the input on {array.device}")
 

@@ -109,9 +109,12 @@ class Network:
             # Some optimizers change the list that they get.
             found = optimizer(list(self.inputs), self.output, self.sizes, None if limit == inf else int(limit))
             return self.candidate(_checked(found, len(self.inputs), optimize))
+        except EinsumError:
+            raise
+        except RuntimeError as error:
+            problem = f"no path that keeps each intermediate within {limit:g} elements"
+            raise EinsumError(f"optimize={optimize!r} finds {problem}: 'greedy' may find one") from error
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            if isinstance(error, EinsumError):
-                raise
             raise EinsumError(f"optimize={optimize!r} is no optimizer that opt_einsum has: {error}") from error
 
     def by_write(self, best: _Candidate) -> list[_Candidate]:

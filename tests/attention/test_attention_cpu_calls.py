@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention as native
 
-from einops_fast import attention, attention_backend, scaled_dot_product_attention
+from einops_fast import OperandError, attention, attention_backend, scaled_dot_product_attention
 from einops_fast.attention import attend, drop_in
 from einops_fast.backends.torch.attention.implementations import cpu
 from einops_fast.runtime.plan_cache import clear_plans
@@ -297,3 +297,50 @@ def test_gradients_in_low_precision_are_as_exact_as_torchs_for_any_number_of_axe
     pairs = zip(gradients(scaled_dot_product_attention, dtype), gradients(native, dtype), exact, strict=True)
     for found, theirs, wanted in pairs:
         assert (found - wanted).abs().mean() <= 2 * (theirs - wanted).abs().mean()
+
+
+@pytest.mark.parametrize("transform", ["call", "compiled", "recorded"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2), (0, 2, 1), (2, 1, 0), (0, 2, 1, 4, 3), (3, 1, 0, 2, 4)])
+@pytest.mark.parametrize("kind", ["plain", "causal", "mask", "bias", "gradients"])
+def test_of_three_and_five_axes_the_result_is_contiguous(
+    kind: str, order: tuple[int, ...], dtype: Any, transform: str
+) -> None:
+    """As torch's own is, however q lies: it can be viewed as anything."""
+
+    def given(length: int) -> Any:
+        shape = (*(2, 3, 2)[: len(order) - 2], length, 8)
+        lying = randn(*[shape[axis] for axis in order], seed=length, dtype=dtype)
+        return lying.permute([order.index(axis) for axis in range(len(order))]).requires_grad_(kind == "gradients")
+
+    options: dict[str, Any] = {
+        "causal": {"is_causal": True},
+        "mask": {"attn_mask": torch.arange(30).reshape(5, 6) % 4 > 0},
+        "bias": {"attn_mask": randn(5, 6, dtype=dtype)},
+    }.get(kind, {})
+
+    def flat(q: Any, k: Any, v: Any) -> Any:
+        return scaled_dot_product_attention(q, k, v, **options).view(-1)
+
+    operands = given(5), given(6), given(6)
+    run: Callable[..., Any] = flat
+    if transform == "compiled":
+        torch.compiler.reset()
+        run = torch.compile(flat, backend="eager")
+    elif transform == "recorded":
+        run = torch.jit.trace(flat, operands, check_trace=False)
+    for _ in range(2):
+        expected = native(*operands, **options).view(-1)
+        torch.testing.assert_close(run(*operands), expected, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("bad", [None, [1.0], "k", 3])
+def test_what_is_no_tensor_is_told_after_many_lengths(bad: Any) -> None:
+    def call(q: Any, k: Any, v: Any) -> Any:
+        return attention(q, k, v, layout="bhsd")
+
+    for length in (3, 4, 5, 6):
+        q, k = randn(2, 4, length, 8), randn(2, 4, length + 1, 8)
+        call(q, k, k)
+    with pytest.raises(OperandError, match=f"^v is of type {type(bad).__name__}, not an array of torch"):
+        call(q, k, bad)

@@ -50,6 +50,16 @@ def test_sparse_tensors() -> None:
             ops.rms_norm(sparse)
         with pytest.raises(OperandError, match=r"cross_entropy takes dense ones"):
             ops.cross_entropy(sparse, TARGET)
+    row = torch.ones(X.shape[-1]).to_sparse()
+    for name, call in {
+        "weight": lambda: ops.layer_norm(X, X.shape[-1], row),
+        "bias": lambda: ops.bias_gelu(X, row),
+        "residual": lambda: ops.dropout_add_layer_norm(X, X.to_sparse()),
+        "mask": lambda: ops.softmax(X, mask=torch.ones_like(X).to_sparse()),
+        "target": lambda: ops.cross_entropy(X, TARGET.to_sparse()),
+    }.items():
+        with pytest.raises(OperandError, match=rf"^{name} is a tensor of layout torch\.sparse_coo; .* dense ones"):
+            call()
         assert torch.equal(ops.linear(sparse, MATRIX), torch.full((2, 4), 4.0))
     assert torch.equal(ops.softmax(X.to_mkldnn()).to_dense(), torch.full((2, 4), 0.25))
 

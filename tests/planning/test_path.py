@@ -239,3 +239,12 @@ def test_gates_on_many_short_axes_are_matrix_products(
     steps = plan_arguments([equation, *operands], None, "safe", "auto").steps
     assert Gemm in map(type, steps)
     assert Multiply not in map(type, steps)
+
+
+def test_an_optimizer_that_finds_no_path_within_the_limit_is_told() -> None:
+    """opt_einsum's dynamic programming makes no outer products, without which nothing here fits."""
+    inputs = "bcdefgh"
+    equation = f"{','.join(f'z{label}' for label in inputs)},{inputs}y->zy"
+    arrays = [*[np.ones((800, 2))] * len(inputs), np.ones((2,) * len(inputs) + (4,))]
+    with pytest.raises(EinsumError, match=r"^optimize='dp' finds no path .* within 20000 elements"):
+        fast_einsum(equation, *arrays, optimize=("dp", 20000))

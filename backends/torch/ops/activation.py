@@ -19,7 +19,9 @@ from einops_fast.runtime.tiers import Run
 
 
 def _smelu(x: Any) -> Any:
-    return torch.where(x <= -2, 0.0, torch.where(x >= 2, x, (x + 2).square() / 8)).to(x.dtype)
+    # Infinity would make NaN of the gradient, also where the parabola isn't used.
+    within = torch.where(x <= -2, -2.0, torch.where(x >= 2, 2.0, x))
+    return torch.where(x >= 2, x, (within + 2).square() / 8).to(x.dtype)
 
 
 _BY_TORCH: dict[str, Callable[[Any], Any]] = {

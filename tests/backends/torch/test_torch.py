@@ -14,7 +14,15 @@ import torch
 from torch.autograd import forward_ad
 from torch_operands import EQUATIONS, LARGE, Einsum, outcome, same, tensors, terms_of
 
-from einops_fast import OperandError, contract_expression, fast_einsum
+from einops_fast import (
+    OperandError,
+    attention,
+    contract_expression,
+    fast_einsum,
+    ops,
+    patched,
+    scaled_dot_product_attention,
+)
 from einops_fast.runtime.plan_cache import clear_plans
 
 front: Any = sys.modules["einops_fast.einsum"]
@@ -183,6 +191,44 @@ def test_fake_tensors() -> None:
             assert (got.shape, got.dtype) == (wanted.shape, wanted.dtype)
 
 
+PAIR = contract_expression("bij,bjk->bik", (2, 3, 3), (2, 3, 3))
+ROWS = "b i d, b j d, b j e -> b i e"
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("lengths", [1, 6])
+@pytest.mark.parametrize(
+    ("call", "count"),
+    [
+        (lambda a, b: fast_einsum("bij,bjk->bik", a, b), 2),
+        (lambda a: fast_einsum("bij->jib", a), 1),
+        (lambda a, b, c: fast_einsum("bij,bjk,bkl->bil", a, b, c), 3),
+        (PAIR, 2),
+        (lambda q, k, v: attention(ROWS, q, k, v), 3),
+        (scaled_dot_product_attention, 3),
+        (lambda x: ops.softmax(x, -1), 1),
+        (lambda x: ops.layer_norm(x, 3), 1),
+        (lambda x, w: ops.linear(x, w[0]) if not w.is_nested else ops.linear(x, w), 2),
+    ],
+)
+def test_a_tensor_without_sizes_is_refused_after_calls_on_others(call: Any, count: int, lengths: int) -> None:
+    """What compares tensors with those of a kept plan is C++, where to ask such a tensor for its sizes ends all."""
+    nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)])
+    for size in range(2, 2 + lengths):
+        for gradients in (False, True):
+            for _ in range(3):
+                call(*[torch.ones(2 if call is PAIR else size, 3, 3, requires_grad=gradients) for _ in range(count)])
+    for first in range(count):
+        operands = [nested if at >= first else torch.ones(2, 3, 3) for at in range(count)]
+        with pytest.raises(OperandError, match="nested"):
+            call(*operands)
+    with patched("torch"):
+        for _ in range(4):
+            torch.einsum("bij,bjk->bik", torch.ones(2, 3, 3), torch.ones(2, 3, 3))
+        with pytest.raises(RuntimeError):
+            torch.einsum("bij,bjk->bik", torch.ones(2, 3, 3), nested)
+
+
 # ---- dtype=, casting=, out=, order=
 
 
@@ -250,6 +296,21 @@ def test_out_that_is_read(device: str) -> None:
         wanted = torch.einsum(equation, *operands).clone()
         assert fast_einsum(equation, *operands, out=out) is out
         torch.testing.assert_close(out, wanted)
+
+
+@pytest.mark.parametrize("options", [{}, {"beta": 1}, {"memory_limit": "1MiB"}, {"optimize": "greedy"}])
+def test_out_that_can_not_be_written_to(options: dict[str, Any]) -> None:
+    a, b = tensors("ij,jk")
+    leaf = torch.zeros(3, 2, dtype=a.dtype, requires_grad=True)
+    for out, words in [
+        (leaf, "leaf"),
+        (torch.zeros(6, 2, dtype=a.dtype, requires_grad=True)[:3], "view of"),
+        (torch.zeros(1, 2, dtype=a.dtype).expand(3, 2), "expanded" if "beta" not in options else "single memory"),
+    ]:
+        with pytest.raises(OperandError, match=f"^out .*{words}"):
+            fast_einsum("ij,jk->ik", a, b, out=out, **options)
+    with torch.no_grad():
+        torch.testing.assert_close(fast_einsum("ij,jk->ik", a, b, out=leaf, **options).detach(), a @ b)
 
 
 @pytest.mark.parametrize("equation", ["ij,jk->ik", "ij,jk->ki", "ij->ji", "ij->"])

@@ -151,3 +151,47 @@ def test_jit_records_attention_on_a_gpu(causal: bool) -> None:
 
     traced = torch.jit.trace(call, (q,), check_trace=False)
     torch.testing.assert_close(traced(other), call(other), rtol=1e-3, atol=1e-3)
+
+
+def many_lengths() -> dict[str, tuple[Any, Any]]:
+    """Calls that were made with several sizes, so that further sizes need no plan, and operands of them by a number."""
+    pattern = "b h i d, b h j d, b h j e -> b h i e"
+
+    def heads(length: int) -> tuple[Any, ...]:
+        return operands([(2, 3, length, 8), (2, 3, length + 1, 8), (2, 3, length + 1, 8)])
+
+    def masked(length: int) -> tuple[Any, ...]:
+        return *heads(length), torch.arange(length * (length + 1)).reshape(length, -1) % 3 > 0
+
+    calls: dict[str, tuple[Any, Any]] = {
+        "attention": (lambda q, k, v: attention(pattern, q, k, v), heads),
+        "scaled": (lambda q, k, v: attention(pattern, q, k, v, scale=0.3, causal=True), heads),
+        "mask": (lambda q, k, v, m: attention(pattern, q, k, v, mask=m), masked),
+        "torch's name": (lambda q, k, v, m: scaled_dot_product_attention(q, k, v, m), masked),
+        "einsum": (
+            lambda a, b: fast_einsum("ij,jk->ik", a, b), lambda n: operands([(n, n + 1), (n + 1, n + 2)]),
+        ),
+        "three": (
+            lambda a, b, c: fast_einsum("ij,jk,kl->il", a, b, c),
+            lambda n: operands([(n, n + 1), (n + 1, n + 2), (n + 2, 3)]),
+        ),
+    }  # fmt: skip
+    for call, given in calls.values():
+        for length in (3, 4, 5, 6, 3, 4):
+            call(*given(length))
+    return calls
+
+
+@pytest.mark.parametrize("name", ["attention", "scaled", "mask", "torch's name", "einsum", "three"])
+def test_jit_records_what_many_lengths_came_with_before(name: str) -> None:
+    call, given = many_lengths()[name]
+    traced = torch.jit.trace(call, given(9), check_trace=False)
+    for length in (9, 12, 2):
+        torch.testing.assert_close(traced(*given(length)), call(*given(length)))
+
+
+def test_fx_writes_down_an_expression_that_a_transform_called_before() -> None:
+    expression = contract_expression("ij,jk->ik", (2, 3), (3, 4))
+    a, b = operands([(2, 3), (3, 4)])
+    torch.func.vmap(expression)(a[None], b[None])
+    torch.testing.assert_close(torch.fx.symbolic_trace(lambda a, b: expression(a, b))(a, b), a @ b)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from einops_fast.attention.spec import AttentionSpec
+from einops_fast.backends.torch.types import is_jit_tracing
 from einops_fast.runtime.autocast import autocasts
 
 
@@ -34,6 +35,8 @@ def of_any_length(
     ones = None if mask is None else [size == 1 for size in mask.shape]
 
     def at_once(one_width: bool, operands: Sequence[Any]) -> Callable[..., Any] | None:
+        if is_jit_tracing():  # the sizes are traced tensors, which no decision may follow from
+            return None
         wanted = False
         for each in operands[:3]:
             if type(each) is not kind or each.dtype is not dtype or not each.is_cpu:

@@ -5,13 +5,14 @@ The log of the denominator and second derivatives, which it lacks, are in :mod:`
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from einops_fast.attention.registry import Prepared
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.backends.torch.attention.implementations.base import Sdpa
 from einops_fast.backends.torch.attention.implementations.cpu_gradients import (
@@ -25,8 +26,11 @@ from einops_fast.backends.torch.attention.implementations.cpu_gradients import (
     with_wide_gradients,
 )
 from einops_fast.backends.torch.attention.implementations.four_axes import FourAxes
-from einops_fast.backends.torch.types import HALVES, PLAIN
+from einops_fast.backends.torch.types import HALVES, PLAIN, is_jit_tracing
 from einops_fast.runtime.tracing import is_tracing
+
+if TYPE_CHECKING:
+    from einops_fast.attention.prepare import Plan
 
 _MANY = 1 << 15
 """Elements of a mask from which on to convert it takes longer than to ask whether that is to be done."""
@@ -54,6 +58,11 @@ def _has_four_axes(spec: AttentionSpec) -> bool:
     """Return whether torch has q in four axes, too: of others in low precision, it makes all scores in float32."""
     shared = spec.k_batch[-1:] == (1,) != spec.batch[-1:]
     return len(spec.batch) in ((2, 3) if shared else (2,))
+
+
+def _lies_as_asked(spec: AttentionSpec, q: Any) -> bool:
+    """Return whether q is contiguous in the order of axes that the result is asked for in."""
+    return bool((q.permute(spec.order) if spec.order else q).is_contiguous())
 
 
 def _evens_out(spec: AttentionSpec) -> bool:
@@ -113,9 +122,22 @@ class Cpu(Sdpa):
     def _added(self, dtype: torch.dtype, bias: torch.dtype) -> torch.dtype:
         return torch.float32 if dtype in HALVES and bias != dtype else dtype
 
+    def prepared(self, plan: Plan, arrays: Sequence[Any]) -> Prepared:
+        found, spec = super().prepared(plan, arrays), plan.spec
+        q = plan.views[0][1](arrays[0], plan.on.permute)
+        if _has_four_axes(spec) or spec.lse or _lies_as_asked(spec, q):
+            return found
+        # The result lies as q does, where torch's own function gives one in the order of its axes.
+        run = found.run
+        return found._replace(run=lambda *arrays: run(*arrays).contiguous())
+
     def call(self, spec: AttentionSpec, axes: FourAxes, inputs: AttentionInputs) -> tuple[Any, Any]:
         if not spec.lse:
-            return super().call(spec, axes, inputs)
+            result, lse = super().call(spec, axes, inputs)
+            if (is_tracing() or is_jit_tracing()) and not _has_four_axes(spec):
+                order = spec.order or tuple(range(result.dim()))
+                result = result.permute(order).contiguous().permute(tuple(map(order.index, range(len(order)))))
+            return result, lse
         mask, causal, _ = self._mask(spec, inputs, axes)
         q, k, v = axes.q(inputs.q), axes.kv(inputs.k), axes.kv(inputs.v)
         result, lse = attention_with_log(q, k, v, mask, causal, spec.scale)

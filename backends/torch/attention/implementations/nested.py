@@ -10,7 +10,7 @@ import torch
 from einops_fast.attention.attend import attend
 from einops_fast.attention.options import Request
 from einops_fast.attention.pattern import PACKED, Pattern, checked_sequence, letters_of, read_pattern, spelled
-from einops_fast.attention.torch_state import hides_values
+from einops_fast.attention.torch_state import hides_values, refuse_without_sizes
 from einops_fast.errors import OperandError, ShapeError, SubscriptsError
 from einops_fast.runtime.tracing import is_tracing
 
@@ -39,7 +39,8 @@ def packed_call(request: Request, arrays: Mapping[str, Any]) -> tuple[Pattern, R
         raise OperandError("nested tensors know their lengths: they take neither cu_seqlens nor cache_seqlens")
     for name in ("q", "k", "v"):
         array = arrays[name]
-        if not getattr(array, "is_nested", False) or array.layout is not torch.jagged:
+        refuse_without_sizes(array, name)
+        if not getattr(array, "is_nested", False):
             raise OperandError(f"q, k and v are nested with layout torch.jagged all or none; {name} isn't")
         if array.lengths() is not None:
             raise OperandError(f"{name} has gaps between its sequences: make it contiguous first")
