@@ -273,7 +273,8 @@ def _loops_first(*operands: Any, out: Any = None, optimize: Any = ..., **options
             if out is not None:
                 options["out"] = out
             return c_einsum(*operands, **options)  # type: ignore[name-defined]  # noqa: F821
-    if optimize is not ... and not (optimize is False and len(operands) <= 3):  # one or two arrays have no intermediates
+    # One or two arrays have no intermediates.
+    if optimize is not ... and not (optimize is False and len(operands) <= 3):
         options["optimize"] = optimize
     if out is not None:
         options["out"] = out
