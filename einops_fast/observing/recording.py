@@ -257,7 +257,7 @@ class _Watch:
         try:
             if dtype_name(self.backend.native(equation, operands).dtype) != plan.numerics.result:
                 return
-            times = []
+            times = list[float]()
             while len(times) < 3 and sum(times) < _LONG:  # a single one may have been interrupted
                 start = self.backend.mark(operands[0])
                 self.backend.native(equation, operands)

@@ -87,12 +87,13 @@ def loops_first(planned: Callable[[Sequence[Any]], Any]) -> Callable[[E], E]:
         def einsum(*operands: Any, **options: Any) -> Any:
             if tracing.is_compiling() or limit_now():
                 return with_options(*operands, **options)
-            out = None
+            out: Any = None
             if options:
                 out = options.get("out")
                 if len(options) > 1 or (out is None and type(options.get("optimize")) is not bool):
                     return with_options(*operands, **options)
-            spelled, count = operands[0] if operands else None, len(operands)
+            spelled: Any = operands[0] if operands else None
+            count = len(operands)
             in_text = type(spelled) is str
             if not in_text:
                 spelled = type(spelled)

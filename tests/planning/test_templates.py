@@ -54,9 +54,7 @@ def products(draw: Any) -> tuple[str, dict[str, int], list[Any]]:
     groups = [draw(st.permutations(group)) for group in (batch, rows, columns)]
     output = draw(st.sampled_from([[0, 1, 2], [0, 2, 1], [0, 1, 2], [1, 0, 2]]))
     equation = f"{''.join(left)},{''.join(right)}->{''.join(''.join(groups[at]) for at in output)}"
-    sizes = {
-        label: 1 if draw(st.integers(0, 7)) == 5 else draw(st.sampled_from([2, 3, 8, 40])) for label in "abcdefgh"
-    }
+    sizes = {label: 1 if draw(st.integers(0, 7)) == 5 else draw(st.sampled_from([2, 3, 8, 40])) for label in "abcdefgh"}
     lies = [
         draw(st.one_of(st.just(list(range(len(term)))), st.permutations(range(len(term))))) for term in (left, right)
     ]
