@@ -53,6 +53,9 @@ _LISTS = 1 << 10, 26 * 26
 _FEW = 1 << 11
 """Iterations over the labels of more than two arrays that take less time than to call one function for each pair."""
 
+WITH_OUT = 3
+"""Times as many elements as that, where a plan would copy its result to ``out``."""
+
 REAL = 13
 """Number of the last dtype of real numbers, but for half precision."""
 
@@ -111,7 +114,7 @@ def loops_first(planned: Callable[[Sequence[Any]], Any]) -> Callable[[E], E]:
                             result = product(*operands[1:])
                             if result is not None:
                                 return result
-                        small = loops_suffice(operands)
+                        small = loops_suffice(operands, 1 if out is None else WITH_OUT)
                 elif not in_text and count <= 5:
                     small = type(operands[count // 4 * 2]) is kind and loops_suffice(operands)
                 elif in_text and count == 4:
@@ -122,7 +125,9 @@ def loops_first(planned: Callable[[Sequence[Any]], Any]) -> Callable[[E], E]:
                     for each in operands[1:] if in_text else operands[: count // 2 * 2 : 2]:
                         if type(each) is not kind:  # some of the arrays told that the loops suffice
                             small = False
-                if small and (out is None or (type(out) is kind and out.dtype is operands[in_text].dtype)):
+                if small and out is not None:
+                    small = type(out) is kind and getattr(out, "dtype", None) is operands[in_text].dtype
+                if small:
                     try:
                         return loops(*operands) if out is None else loops(*operands, out=out)
                     except Exception:  # a plan says what is wrong
@@ -137,8 +142,11 @@ def loops_first(planned: Callable[[Sequence[Any]], Any]) -> Callable[[E], E]:
     return decorated
 
 
-def loops_suffice(operands: Sequence[Any]) -> bool:
-    """Return whether NumPy's loops are the fastest for the operands of an einsum of either form, which may be wrong."""
+def loops_suffice(operands: Sequence[Any], times: int = 1) -> bool:
+    """Return whether NumPy's loops are the fastest for the operands of an einsum of either form, which may be wrong.
+
+    With ``out``, whose result a plan copies, they are it for so many ``times`` as many elements.
+    """
     try:
         key = operands[0]
         if type(key) is not str:
@@ -150,6 +158,8 @@ def loops_suffice(operands: Sequence[Any]) -> bool:
             first, second, most, most_complex, others = _learn(key)
         one, other = operands[first], operands[second]
         size, other_size, dtype = one.size, other.size, one.dtype
+        if times > 1:
+            most, most_complex = times * most, times * most_complex
         # Of an empty array the loops take a diagonal that isn't there: they miss that a label has another size, too.
         if 0 < size <= most >= other_size:
             if others and not _are_few(operands, others, size * other_size):
@@ -233,8 +243,9 @@ class SmallCalls:
 
     def exchange(self, target: Callable[..., Any]) -> None:
         """Have every call that isn't small call ``target``."""
-        globals_of_code = {"_einops_fast_loops_suffice": loops_suffice, "_einops_fast_rules": _rules}
-        self._body.exchange(target, self._code, _loops_first.__kwdefaults__, **globals_of_code)
+        defaults = _loops_first.__kwdefaults__
+        exchange = self._body.exchange
+        exchange(target, self._code, defaults, _einops_fast_loops_suffice=loops_suffice, _einops_fast_rules=_rules)
         if self._dispatcher is not None:
             self._dispatcher.exchange(target, _operands_to_dispatch.__code__)
 
@@ -259,6 +270,8 @@ def _loops_first(*operands: Any, out: Any = None, optimize: Any = ..., **options
             small = _einops_fast_loops_suffice(operands)  # type: ignore[name-defined]  # noqa: F821
     except (AttributeError, IndexError, KeyError, TypeError):
         small = _einops_fast_loops_suffice(operands)  # type: ignore[name-defined]  # noqa: F821
+    if out is not None and not small:
+        small = _einops_fast_loops_suffice(operands, 3)  # type: ignore[name-defined]  # noqa: F821
     if small:
         # To choose an order of contraction takes NumPy longer than the loops.
         if (optimize is ... or optimize is False) and not options:

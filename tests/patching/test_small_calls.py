@@ -66,6 +66,16 @@ def test_out_is_filled(options: dict[str, Any], plans: Any) -> None:
     np.testing.assert_array_equal(out, A @ B)
 
 
+@pytest.mark.parametrize(("size", "planned"), [(24, False), (40, True)])
+def test_out_of_larger_matrices_is_filled_by_the_loops(size: int, planned: bool, plans: Any) -> None:
+    array, out = np.random.rand(size, size), np.empty((size, size))
+    with patched("numpy"):
+        for _ in range(2):
+            np.einsum("ij,jk->ik", array, array, out=out)
+    assert bool(plans) is planned
+    np.testing.assert_allclose(out, array @ array)
+
+
 OUTS = {"array": np.empty((2, 3)), "turned": np.empty((3, 2)).T, "other dtype": np.empty((2, 3), "f4"),
         "other shape": np.empty((3, 2)), "broadcast": np.empty((1, 2, 3)), "list": [[0.0]]}  # fmt: skip
 
