@@ -12,6 +12,8 @@ from einops_fast import (
     fast_einsum,
 )
 from einops_fast.einsum import plan_arguments
+from einops_fast.planning.notation import parse
+from einops_fast.planning.parts import without_parts
 from einops_fast.runtime.constants import cheapest_folding
 
 
@@ -120,3 +122,10 @@ def test_folded_constants_under_tracers(torch):
     graph = torch.fx.experimental.proxy_tensor.make_fx(expression)(x)
     torch.testing.assert_close(graph(3 * x), 3 * (x @ v @ w))
     torch.testing.assert_close(expression(x), x @ v @ w)
+
+
+def test_constants_are_kept_in_the_order_of_what_they_meet() -> None:
+    for equation, wanted in (("ij,jk,ki->", "ij,jk->ki"), ("ij,jk,ik->", "ij,jk->ik"), ("ij,jk,kl->il", "ij,jk->ik")):
+        rest = without_parts(parse(equation, (2, 2, 2)), (), [(0, 1)])
+        assert rest.parts[0].equation == wanted
+        assert rest.subscripts.equation == f"{wanted[-2:]},{equation[6:]}"

@@ -40,7 +40,9 @@ class FunctionBody:
         self._function = inner
         self.native: Any = private_copy(inner)  # does what the function does by itself, also while it's exchanged
 
-    def exchange(self, target: Callable[..., Any], code: CodeType | None = None, **more: Any) -> None:
+    def exchange(
+        self, target: Callable[..., Any], code: CodeType | None = None, defaults: Any = None, **more: Any
+    ) -> None:  # fmt: skip
         """Have every call of the function call ``target``; its ``__wrapped__`` is what it did before.
 
         Name, signature, documentation and source are told as before.
@@ -49,6 +51,7 @@ class FunctionBody:
             target: what ``code`` finds as ``_einops_fast_target``.
             code: of a function without a closure, in place of one that calls the target with all arguments. It runs
                 among the globals of the framework's module.
+            defaults: of its keyword arguments, if they aren't the function's own.
             more: other globals that it needs.
         """
         function = self._function
@@ -62,17 +65,18 @@ class FunctionBody:
             co_firstlineno=own.co_firstlineno,
             co_freevars=own.co_freevars,
         )
-        self._put(self._exchanged)
+        self._put(self._exchanged, defaults or function.__kwdefaults__)
 
-    def _put(self, code: CodeType) -> None:
+    def _put(self, code: CodeType, defaults: Any) -> None:
         with catch_warnings():  # since Python 3.13, of a generator whose code becomes that of a function
             simplefilter("ignore", DeprecationWarning)
             self._function.__code__ = code
+        self._function.__kwdefaults__ = defaults
 
     def put_back(self) -> None:
         """Give the function its own code again, unless somebody has exchanged ours."""
         if self._function.__code__ is self._exchanged:
-            self._put(self.native.__code__)
+            self._put(self.native.__code__, self.native.__kwdefaults__)
         if vars(self._function).get("__wrapped__") is self.native:
             del vars(self._function)["__wrapped__"]
 

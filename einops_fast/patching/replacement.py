@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from operator import index
 from string import ascii_lowercase, ascii_uppercase
 from typing import Any
@@ -291,9 +292,15 @@ def _compile(
         return _NoBetter(str(error))
     if len(plan.steps) == 1 and isinstance(plan.steps[0], Native) and backend.trusts_native(arrays):
         return _NoBetter(plan.steps[0].reason, in_loops=True)
+    few = plan.target.device == "cpu" and prod(plan.sizes.values()) <= _FEW
+    if few and order == "C" and len(plan.steps) > 1 and len(arrays) == 2:
+        return _NoBetter("to bring its result into the order of the native one takes longer than is saved")
     run = compile_plan(plan, backend)
     return run if order == "K" else lambda *operands: backend.finish(run(*operands), None, order, casting)
 
+
+_FEW = 1 << 11
+"""Products of a pair on a CPU that takes several steps, up to which no step pays for a copy of the result."""
 
 _PLAIN = re.compile(r"[A-Za-z ,.]*(->[A-Za-z .]*)?")
 _LETTERS = ascii_uppercase + ascii_lowercase

@@ -29,12 +29,13 @@ class _Rule(NamedTuple):
     second: int
     most: int  # elements of either of these, of real numbers
     most_complex: int  # the same of other numbers
+    others: tuple[int, ...] = ()  # places of further arrays that have the rest of the labels, and as many elements
 
 
 _ALONE = 1 << 62, 1 << 62
 """Any single operand: the steps of its plan are the loops, too."""
 
-_ONE = 1 << 13, 1 << 12
+_ONE = 1 << 14, 1 << 12
 """The largest of two operands that has all labels, of real and of complex numbers: 1000 iterations take 0.3 µs."""
 
 _TWO = 16 * 16, 10 * 10
@@ -46,10 +47,14 @@ _STACKS = 128, 128
 _SEVERAL = 32, 32
 """The same for more arrays than two, of which a plan makes shorter loops."""
 
-_LISTS = 26 * 26, 26 * 26
+_LISTS = 1 << 10, 26 * 26
 """The same for a call with lists of labels, which take 10 µs to become an equation."""
 
-_NEVER = -1, -1
+_FEW = 1 << 11
+"""Iterations over the labels of more than two arrays that take less time than to call one function for each pair."""
+
+WITH_OUT = 3
+"""Times as many elements as that, where a plan would copy its result to ``out``."""
 
 REAL = 13
 """Number of the last dtype of real numbers, but for half precision."""
@@ -85,36 +90,51 @@ def loops_first(planned: Callable[[Sequence[Any]], Any]) -> Callable[[E], E]:
         def einsum(*operands: Any, **options: Any) -> Any:
             if tracing.is_compiling() or limit_now():
                 return with_options(*operands, **options)
-            if options and not ("optimize" in options and _has_no_order(operands, options)):
-                return with_options(*operands, **options)
-            spelled = operands[0] if operands else None
+            out: Any = None
+            if options:
+                out = options.get("out")
+                if len(options) > 1 or (out is None and type(options.get("optimize")) is not bool):
+                    return with_options(*operands, **options)
+            spelled: Any = operands[0] if operands else None
+            count = len(operands)
             in_text = type(spelled) is str
             if not in_text:
                 spelled = type(spelled)
             if spelled in known_loops:
                 kind, loops, most, product = known_loops[spelled]
-                if in_text and 2 <= len(operands) <= 3:
+                # Written out for one or two arrays: each call that is made here takes 2% of a small einsum.
+                if in_text and 2 <= count <= 3:
                     one, other = operands[1], operands[-1]
-                    plain = type(one) is kind is type(other)
+                    small = plain = type(one) is kind is type(other)
                     # Of empty arrays, the loops don't compare all extents.
-                    small = plain and 0 < one.size <= most >= other.size
+                    small = small and 0 < one.size <= most >= other.size
                     small = small and (dtype := one.dtype) is other.dtype and 0 <= dtype.num <= REAL
-                    if product is not None and plain and not small and (result := product(*operands[1:])) is not None:
-                        return result
+                    if plain and not small:
+                        if product is not None and out is None:
+                            result = product(*operands[1:])
+                            if result is not None:
+                                return result
+                        small = loops_suffice(operands, 1 if out is None else WITH_OUT)
+                elif not in_text and count <= 5:
+                    small = type(operands[count // 4 * 2]) is kind and loops_suffice(operands)
+                elif in_text and count == 4:
+                    small = type(operands[1]) is kind is type(operands[2]) and type(operands[3]) is kind
+                    small = small and loops_suffice(operands)
                 else:
-                    plain = (
-                        type(operands[-1]) is kind
-                        and len(operands) == 4
-                        and type(operands[1]) is kind is type(operands[2])
-                        if in_text
-                        else type(operands[len(operands) // 4 * 2]) is kind  # the second array, or the only one
-                    )
-                    small = False
-                if small or (plain and loops_suffice(operands)):
+                    small = loops_suffice(operands)
+                    for each in operands[1:] if in_text else operands[: count // 2 * 2 : 2]:
+                        if type(each) is not kind:  # some of the arrays told that the loops suffice
+                            small = False
+                if small and out is not None:
+                    small = type(out) is kind and getattr(out, "dtype", None) is operands[in_text].dtype
+                if small:
                     try:
-                        return loops(*operands)
+                        return loops(*operands) if out is None else loops(*operands, out=out)
                     except Exception:  # a plan says what is wrong
                         pass
+            # Which pairs come first is no question of one or two arrays.
+            if options and (out is not None or count > (3 if in_text else 5)):
+                return with_options(*operands, **options)
             return planned(operands)
 
         return einsum  # type: ignore[return-value]
@@ -122,27 +142,28 @@ def loops_first(planned: Callable[[Sequence[Any]], Any]) -> Callable[[E], E]:
     return decorated
 
 
-def _has_no_order(operands: Sequence[Any], options: dict[str, Any]) -> bool:
-    """Return whether the only option is whether to choose an order of contraction, which one or two arrays have not."""
-    few = len(operands) <= (3 if operands and type(operands[0]) is str else 5)
-    return few and len(options) == 1 and type(options.get("optimize")) is bool
+def loops_suffice(operands: Sequence[Any], times: int = 1) -> bool:
+    """Return whether NumPy's loops are the fastest for the operands of an einsum of either form, which may be wrong.
 
-
-def loops_suffice(operands: Sequence[Any]) -> bool:
-    """Return whether NumPy's loops are the fastest for the operands of an einsum of either form, which may be wrong."""
+    With ``out``, whose result a plan copies, they are it for so many ``times`` as many elements.
+    """
     try:
         key = operands[0]
         if type(key) is not str:
             key = len(operands)
         # Written out: each call that is made here takes 2% of a small einsum.
         try:
-            first, second, most, most_complex = _rules[key]
+            first, second, most, most_complex, others = _rules[key]
         except KeyError:
-            first, second, most, most_complex = _learn(key)
+            first, second, most, most_complex, others = _learn(key)
         one, other = operands[first], operands[second]
         size, other_size, dtype = one.size, other.size, one.dtype
+        if times > 1:
+            most, most_complex = times * most, times * most_complex
         # Of an empty array the loops take a diagonal that isn't there: they miss that a label has another size, too.
         if 0 < size <= most >= other_size:
+            if others and not _are_few(operands, others, size * other_size):
+                return False
             number = dtype.num
             if 0 <= number <= REAL and (dtype is other.dtype or 0 <= other.dtype.num <= REAL):
                 return True
@@ -154,6 +175,16 @@ def loops_suffice(operands: Sequence[Any]) -> bool:
         return False
 
 
+def _are_few(operands: Sequence[Any], others: tuple[int, ...], iterations: int) -> bool:
+    """Return whether these arrays of real numbers, too, make few iterations of the loops."""
+    for at in others:
+        each = operands[at]
+        iterations *= each.size
+        if not 0 < iterations <= _FEW or not 0 <= each.dtype.num <= REAL:
+            return False
+    return True
+
+
 def own_loops(native: Callable[..., Any]) -> Callable[..., Any] | None:
     """Return what NumPy's einsum, as written in Python, calls without options; ``None`` for any other function."""
     loops: Callable[..., Any] | None = getattr(native, "__globals__", {}).get("c_einsum")
@@ -163,33 +194,37 @@ def own_loops(native: Callable[..., Any]) -> Callable[..., Any] | None:
 def _learn(key: str | int) -> _Rule:
     """Return the rule for an equation, or for a count of operands and lists, and keep it if nobody observes."""
     if observed():
-        return _Rule(0, 0, *_NEVER)
-    first, second, most = _of_equation(key) if isinstance(key, str) else _of_lists(key)
-    rule = _Rule(first, second, *most)
+        return _Rule(0, 0, -1, -1)
+    rule = _of_equation(key) if isinstance(key, str) else _of_lists(key)
     keep(_rules, key, rule)
     return rule
 
 
-def _of_equation(equation: str) -> tuple[int, int, tuple[int, int]]:
-    """Bound the iterations by the size of one operand, or of two, that have all labels."""
+def _of_equation(equation: str) -> _Rule:
+    """Bound the iterations by the size of one operand, of two, or of several, that have all labels."""
     terms = [set(term) for term in equation.partition("->")[0].replace(" ", "").split(",")]
     if len(terms) == 1:
-        return 1, 1, _ALONE
+        return _Rule(1, 1, *_ALONE)
     labels = set().union(*terms)
     for at, term in enumerate(terms, 1):
         if term == labels:
-            return at, at, _ONE
+            return _Rule(at, at, *_ONE)
     for (at, term), (other, others) in combinations(enumerate(terms, 1), 2):
         if term | others == labels:
-            return at, other, _SEVERAL if len(terms) > 2 else _TWO if len(labels) <= 3 else _STACKS
-    return 1, min(2, len(terms)), _NEVER  # no small bound
+            return _Rule(at, other, *(_SEVERAL if len(terms) > 2 else _TWO if len(labels) <= 3 else _STACKS))
+    places, left = list[int](), labels
+    while left:
+        at = max(range(len(terms)), key=lambda at: len(terms[at] & left))
+        places.append(at + 1)
+        left = left - terms[at]
+    return _Rule(places[0], places[1], _FEW, -1, tuple(places[2:]))
 
 
-def _of_lists(count: int) -> tuple[int, int, tuple[int, int]]:
+def _of_lists(count: int) -> _Rule:
     """Bound the iterations by the sizes of all arrays: one for two or three arguments, two for four or five."""
     if count in (2, 3):
-        return 0, 0, _ALONE
-    return (0, 2, _LISTS) if count in (4, 5) else (0, 0, _NEVER)
+        return _Rule(0, 0, *_ALONE)
+    return _Rule(0, 2, *_LISTS) if count in (4, 5) else _Rule(0, 2, _FEW, -1, tuple(range(4, count // 2 * 2, 2)))
 
 
 class SmallCalls:
@@ -208,7 +243,9 @@ class SmallCalls:
 
     def exchange(self, target: Callable[..., Any]) -> None:
         """Have every call that isn't small call ``target``."""
-        self._body.exchange(target, self._code, _einops_fast_loops_suffice=loops_suffice)
+        defaults = _loops_first.__kwdefaults__
+        exchange = self._body.exchange
+        exchange(target, self._code, defaults, _einops_fast_loops_suffice=loops_suffice, _einops_fast_rules=_rules)
         if self._dispatcher is not None:
             self._dispatcher.exchange(target, _operands_to_dispatch.__code__)
 
@@ -219,13 +256,26 @@ class SmallCalls:
             self._dispatcher.put_back()
 
 
-def _loops_first(*operands: Any, out: Any = None, **options: Any) -> Any:
+def _loops_first(*operands: Any, out: Any = None, optimize: Any = ..., **options: Any) -> Any:
     # Runs among the globals of NumPy's module, which has c_einsum. With optimize=False, NumPy does the same.
-    if _einops_fast_loops_suffice(operands):  # type: ignore[name-defined]  # noqa: F821
+    try:
+        # As in loops_suffice, which is asked about the rest: to call it takes 3% of a small einsum.
+        key = operands[0]
+        if type(key) is not str:
+            key = len(operands)
+        first, second, most, _, others = _einops_fast_rules[key]  # type: ignore[name-defined]  # noqa: F821
+        one, other = operands[first], operands[second]
+        small = others or one.size <= most >= other.size
+        if small and (others or not one.size or one.dtype is not other.dtype or not 0 <= one.dtype.num <= 13):
+            small = _einops_fast_loops_suffice(operands)  # type: ignore[name-defined]  # noqa: F821
+    except (AttributeError, IndexError, KeyError, TypeError):
+        small = _einops_fast_loops_suffice(operands)  # type: ignore[name-defined]  # noqa: F821
+    if out is not None and not small:
+        small = _einops_fast_loops_suffice(operands, 3)  # type: ignore[name-defined]  # noqa: F821
+    if small:
         # To choose an order of contraction takes NumPy longer than the loops.
-        if out is None and not options:
-            return c_einsum(*operands)  # type: ignore[name-defined]  # noqa: F821
-        optimize = options.pop("optimize", False)
+        if (optimize is ... or optimize is False) and not options:
+            return c_einsum(*operands) if out is None else c_einsum(*operands, out=out)  # type: ignore[name-defined]  # noqa: F821
         if optimize is True and out is None and not options:
             try:
                 # Where NumPy chooses an order, labels from 26 on come before others in a result that no list names.
@@ -233,13 +283,13 @@ def _loops_first(*operands: Any, out: Any = None, **options: Any) -> Any:
                     return c_einsum(*operands)  # type: ignore[name-defined]  # noqa: F821
             except (TypeError, ValueError):  # an ellipsis that is summed, or a label True, which NumPy takes then
                 pass
-        if optimize is False:
+        if optimize is ... or optimize is False:
             if out is not None:
                 options["out"] = out
             return c_einsum(*operands, **options)  # type: ignore[name-defined]  # noqa: F821
+    # One or two arrays have no intermediates.
+    if optimize is not ... and not (optimize is False and len(operands) <= 3):
         options["optimize"] = optimize
-    if len(operands) <= 3 and options.get("optimize") is False:
-        del options["optimize"]  # one or two arrays have no intermediates
     if out is not None:
         options["out"] = out
     return _einops_fast_target(*operands, **options)  # type: ignore[name-defined]  # noqa: F821

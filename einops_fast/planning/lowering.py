@@ -271,7 +271,7 @@ class Lowering:
         """Contract two terms. The result is one of many terms that are left, or the answer if there is no ``rest``."""
         wanted, target = self.subscripts.output, self.target
         if rest:
-            keep = [label for label in dict.fromkeys(left.labels + right.labels) if rest.needs(label)]
+            keep = rest.needed(left.labels + right.labels)
             small = small_step(left, right, keep, self.subscripts.output, self.sizes) if self.many else None
             if small is not None:
                 return Term(self.add(small), small.labels, small.shape)
@@ -309,9 +309,9 @@ class Lowering:
 
     def nest(self, terms: Sequence[Term], rest: Remaining) -> Term:
         """Any number of terms in the loops of the framework's own einsum, which make no intermediate."""
-        labels = dict.fromkeys(chain(self.subscripts.output, *(term.labels for term in terms)))
         held = set(chain(*(term.labels for term in terms)))
-        wanted = "".join([label for label in labels if label in held and rest.needs(label)])
+        labels = [*self.subscripts.output, *(label for term in terms for label in term.labels)]
+        wanted = "".join(rest.needed([label for label in labels if label in held]))
         full = prod([self.sizes[label] for label in held])
         shape = self.shape(wanted)
         slot = self.add(native_step(terms, wanted, shape, "no order of pairs keeps to the limit", full))

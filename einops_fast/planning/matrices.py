@@ -218,14 +218,22 @@ def _sides(
 
 def _largest_run(axes: str, strides: Mapping[str, int], sizes: Mapping[str, int], k: int, k_stride: int) -> str:
     """The longest stretch of neighbouring axes that forms, with the contracted axis, a readable matrix."""
-    best, largest = "", -1
-    for start in range(len(axes)):
-        for stop in range(start + 1, len(axes) + 1):
-            size, stride = as_one(axes[start:stop], strides, sizes)
-            if stride is None:
-                break  # nor do more axes form one
-            if size > largest and readable_by_gemm(size, stride, k, k_stride):
-                best, largest = axes[start:stop], size
+    best, largest = "", (-1, 0, 0)
+    for stop in range(1, len(axes) + 1):
+        size, stride, reach = 1, 1, 0
+        for start in range(stop - 1, -1, -1):
+            extent = sizes[axes[start]]
+            if extent != 1:
+                own = strides[axes[start]]
+                if size == 1:
+                    stride = own
+                elif own != reach:
+                    break  # nor do more axes form one
+                size *= extent
+                reach = own * extent
+            # Of runs of one size, the first.
+            if (size, -start, -stop) > largest and readable_by_gemm(size, stride, k, k_stride):
+                best, largest = axes[start:stop], (size, -start, -stop)
     return best
 
 

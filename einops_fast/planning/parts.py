@@ -85,7 +85,12 @@ def without_parts(subscripts: Subscripts, path: Path, groups: Sequence[tuple[int
     parts, labels = [], []
     for number, group in enumerate(groups):
         needed = set(output).union(*[term for at, term in enumerate(inputs) if part_of[at] != number])
-        kept = "".join([label for label in dict.fromkeys("".join([inputs[at] for at in group])) if label in needed])
+        own = "".join([inputs[at] for at in group])
+        # In the order of what it meets with several labels: sums over two arrays in two orders are slow.
+        beside = max([inputs[at] for at in others], key=lambda term: len(needed.intersection(term, own)), default="")
+        several = len(needed.intersection(beside, own)) > 1
+        labels_in_order = dict.fromkeys(beside + own if several else own)
+        kept = "".join([label for label in labels_in_order if label in needed and label in own])
         parts.append(Part(group, f"{','.join([inputs[at] for at in group])}->{kept}", tuple(paths[number])))
         labels.append(kept)
     terms_left = (*labels, *[inputs[at] for at in others])

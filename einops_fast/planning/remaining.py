@@ -49,9 +49,10 @@ class Remaining:
     def __len__(self) -> int:
         return len(self._terms)
 
-    def needs(self, label: str) -> bool:
-        """Whether the result or a term has this label."""
-        return bool(self._holders[label]) or label in self._output
+    def needed(self, labels: Iterable[str]) -> list[str]:
+        """Return the labels, each once, that the result or a term has."""
+        holders, output = self._holders, self._output
+        return [label for label in dict.fromkeys(labels) if holders[label] or label in output]
 
     def is_last(self, label: str) -> bool:
         """Whether the result doesn't have this label, and one term at most."""

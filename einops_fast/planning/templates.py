@@ -34,6 +34,12 @@ def filled_in(
     dtype = numerics.compute
     if one.dtype != dtype or two.dtype != dtype:
         return None
+    if 1 in one.shape or 1 in two.shape:
+        # Without rows, columns or what is summed, other steps are faster. And an axis may broadcast.
+        (left, right), output = subscripts.inputs, subscripts.output
+        for label, size in zip(left + right, (*one.shape, *two.shape), strict=True):
+            if size == 1 and not (sizes[label] == 1 and label in output and label in left and label in right):
+                return None
     orders = _order(one), _order(two)
     if None in orders:
         return None
@@ -49,12 +55,14 @@ def filled_in(
 
 
 def _order(operand: Operand) -> tuple[int, ...] | None:
-    """The axes, slowest first, of an array without gaps; ``None`` for others, and where an axis has size 0 or 1."""
+    """The axes, slowest first, of an array without gaps; ``None`` for others, and where that isn't certain."""
     shape, strides = operand.shape, operand.strides
-    if len(shape) < 2 or min(shape) < 2:
+    if len(shape) < 2 or 0 in shape:
         return None
     if strides == contiguous_strides(shape):
         return ()
+    if 1 in shape:
+        return None
     order = tuple(sorted(range(len(shape)), key=strides.__getitem__, reverse=True))
     return order if strides == contiguous_in_order(shape, order) else None
 

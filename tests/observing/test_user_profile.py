@@ -146,6 +146,12 @@ def test_a_profile_says_who_called_and_what_was_left_to_native():
     assert "1 call left" in text
 
 
+def test_no_native_time_is_told_of_another_dtype():
+    with patched("numpy"), profile() as seen:
+        np.einsum("ij,kj->ik", np.ones((64, 64)), np.ones((64, 64)), dtype=object)
+    assert [row.native for row in seen.rows] == [None]
+
+
 def test_a_profile_of_attention_under_the_patch(torch):
     q = torch.randn(1, 2, 3, 4)
     with profile() as seen, patched("torch.sdpa"):

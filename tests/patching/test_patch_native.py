@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from patches import NUMPY_NATIVE, random_arrays
 
-from einops_fast import patched
+from einops_fast import patched, profile
 from einops_fast.runtime.plan_cache import clear_plans
 
 pytestmark = pytest.mark.usefixtures("all_native")
@@ -208,3 +208,12 @@ def test_the_order_of_torch_depends_on_sizes(torch):
         result = torch.einsum(",abf,ade->bdef", *operands)
     assert native.is_contiguous()
     assert result.is_contiguous()
+
+
+@pytest.mark.parametrize(("length", "left"), [(100, 1), (4000, 0)])
+def test_few_products_whose_result_would_be_copied_are_left_to_torch(torch, length, left):
+    operands = torch.ones(2, length), torch.ones(2, 2, length)
+    with patched("torch"), profile() as seen:
+        result = torch.einsum("ac,abc->cb", *operands)
+    assert result.is_contiguous()
+    assert sum(row.calls for row in seen.native) == left

@@ -23,7 +23,9 @@ CALLS = {
     "view": ("ij->ji", B),
     "ellipsis": ("...i,ij->...j", A, B),
     "three operands": ("ij,ixy,ji->xy", A, np.ones((2, 3, 3)), A),
+    "chain": ("ij,jk,kl,lm,mn,no->io", *[A] * 6),
     "lists": (A, [0, 1], B, [1, 2], [0, 2]),
+    "lists of three": (A, [0, 1], A, [1, 2], A, [2, 3]),
     "lists without an output": (A, [0, 1], B, [1, 2]),
     "one list": (A, [0, 0]),
 }
@@ -64,6 +66,47 @@ def test_out_is_filled(options: dict[str, Any], plans: Any) -> None:
     np.testing.assert_array_equal(out, A @ B)
 
 
+@pytest.mark.parametrize(("size", "planned"), [(24, False), (40, True)])
+def test_out_of_larger_matrices_is_filled_by_the_loops(size: int, planned: bool, plans: Any) -> None:
+    array, out = np.random.rand(size, size), np.empty((size, size))
+    with patched("numpy"):
+        for _ in range(2):
+            np.einsum("ij,jk->ik", array, array, out=out)
+    assert bool(plans) is planned
+    np.testing.assert_allclose(out, array @ array)
+
+
+OUTS = {"array": np.empty((2, 3)), "turned": np.empty((3, 2)).T, "other dtype": np.empty((2, 3), "f4"),
+        "other shape": np.empty((3, 2)), "broadcast": np.empty((1, 2, 3)), "list": [[0.0]]}  # fmt: skip
+
+
+@pytest.mark.parametrize("out", OUTS.values(), ids=OUTS)
+@pytest.mark.parametrize("lists", [False, True])
+def test_out_of_small_calls_of_fast_einsum(lists: bool, out: Any, plans: Any) -> None:
+    operands = CALLS["lists" if lists else "matrices"]
+    results = []
+    for known in (False, True):  # whether the loops are known
+        if known:
+            fast_einsum(*operands)
+            plans.clear()
+        try:
+            results.append(fast_einsum(*operands, out=out))
+        except ValueError as error:
+            results.append(str(error))
+        assert not (known and plans and getattr(out, "shape", ()) == (2, 3) and out.dtype == "f8")
+    if isinstance(results[0], str):
+        assert results[0] == results[1]
+    else:
+        assert all(each is out for each in results)
+        np.testing.assert_array_equal(out, A @ B)
+
+
+def test_out_may_be_an_operand() -> None:
+    for _ in range(2):
+        own = A.copy()
+        np.testing.assert_array_equal(fast_einsum("ij,jk->ik", own, A, out=own), A @ A)
+
+
 @pytest.mark.parametrize("einsum", [np.einsum, fast_einsum], ids=["patched", "own"])
 @pytest.mark.parametrize("operands", [CALLS["matrices"], CALLS["lists"]], ids=["equation", "lists"])
 def test_observers_see_each_call(operands: Any, einsum: Any) -> None:
@@ -81,7 +124,9 @@ def test_observers_see_each_call(operands: Any, einsum: Any) -> None:
     [
         ("ij,jk->ik", np.ones((64, 64)), np.ones((64, 64))),
         ("i,i->", np.ones(1 << 20), np.ones(1 << 20)),
-        ("ij,jk,kl,lm,mn,no->io", *[A] * 6),
+        ("ij,jk,kl,lm,mn,no->io", *[np.ones((6, 6))] * 6),
+        (np.ones((6, 6)), [0, 1], np.ones((6, 6)), [1, 2], np.ones((6, 6)), [2, 3]),
+        ("ij,jk,kl,lm->im", A, A, A, A.astype(complex)),
         ("ij,njk->nik", A, np.ones((1000, 2, 2))),
         ("ij,jk->ik", np.ones((12, 12), complex), np.ones((12, 12))),
         ("ij,jk->ik", np.ones((1000, 4)), np.ones((4, 4))),
@@ -160,10 +205,10 @@ def test_errors_of_small_calls_stay_ours() -> None:
 def test_signature_and_dispatcher_come_back() -> None:
     module = inspect.getmodule(inspect.unwrap(np.einsum))
     functions = inspect.unwrap(np.einsum), module._einsum_dispatcher  # type: ignore[union-attr]
-    before = [(function.__code__, inspect.signature(function)) for function in functions]
+    before = [(each.__code__, each.__kwdefaults__, inspect.signature(each)) for each in functions]
     with patched("numpy"):
-        assert [inspect.signature(function) for function in functions] == [signature for _, signature in before]
-    assert [(function.__code__, inspect.signature(function)) for function in functions] == before
+        assert [inspect.signature(function) for function in functions] == [each[-1] for each in before]
+    assert [(each.__code__, each.__kwdefaults__, inspect.signature(each)) for each in functions] == before
 
 
 @pytest.mark.parametrize("size", [4, 300])

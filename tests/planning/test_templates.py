@@ -54,9 +54,7 @@ def products(draw: Any) -> tuple[str, dict[str, int], list[Any]]:
     groups = [draw(st.permutations(group)) for group in (batch, rows, columns)]
     output = draw(st.sampled_from([[0, 1, 2], [0, 2, 1], [0, 1, 2], [1, 0, 2]]))
     equation = f"{''.join(left)},{''.join(right)}->{''.join(''.join(groups[at]) for at in output)}"
-    sizes = {
-        label: 1 if draw(st.integers(0, 30)) == 17 else draw(st.sampled_from([2, 3, 8, 40])) for label in "abcdefgh"
-    }
+    sizes = {label: 1 if draw(st.integers(0, 7)) == 5 else draw(st.sampled_from([2, 3, 8, 40])) for label in "abcdefgh"}
     lies = [
         draw(st.one_of(st.just(list(range(len(term)))), st.permutations(range(len(term))))) for term in (left, right)
     ]
@@ -79,6 +77,8 @@ def test_usual_products_are_filled_in(target: Target, equation: str) -> None:
     for size in (40, 60):
         shapes = [(size, size + 1, size + 2, size + 3)[: len(term)] for term in terms]
         sizes = dict(zip("".join(terms), [extent for shape in shapes for extent in shape], strict=True))
+        if size == 60 and "b" in sizes:
+            sizes["b"] = 1  # a batch of one is one still
         shapes = [tuple([sizes[label] for label in term]) for term in terms]
         filled_in, lowered = steps(equation, shapes, [range(len(term)) for term in terms], target)
         assert filled_in == lowered

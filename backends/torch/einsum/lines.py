@@ -24,8 +24,11 @@ Where rows are longer than a page, the next one of ``b`` is looked for in the ta
 at a time, that takes three times as long as reading it.
 """
 
-_LEAST = 1 << 14
-"""Elements of an operand from which on a stack of matrix products is worth its call."""
+_LEAST = {torch.float32: (1 << 17, 1 << 14), torch.float64: (1 << 21, 1 << 18)}
+"""Elements of an operand from which on a stack of matrix products takes less time than to turn it over in the cache.
+
+By one thread, and by several.
+"""
 
 _SHORT = 16
 """Elements of a contracted axis below which matrix products take longer than products of elements."""
@@ -42,7 +45,8 @@ def sum_by_lines(a: Any, b: Any, summed: int) -> Any | None:
     shape, width = tuple(a.shape), _WIDTHS.get(a.dtype)
     if width is None or shape != tuple(b.shape):
         return None
-    pieces = _pieces(shape, a.stride(), b.stride(), len(shape) - summed, width)
+    least = _LEAST[a.dtype][torch.get_num_threads() > 1]
+    pieces = _pieces(shape, a.stride(), b.stride(), len(shape) - summed, width, least)
     if pieces is None:
         return None
     diagonals = []
@@ -95,7 +99,7 @@ class _Pieces:
 
 
 @lru_cache(maxsize=1024)
-def _pieces(shape: Strides, left: Strides, right: Strides, kept: int, width: int) -> _Pieces | None:
+def _pieces(shape: Strides, left: Strides, right: Strides, kept: int, width: int, least: int) -> _Pieces | None:
     axes = _merged(shape, left, right, kept)
     lines, along = (next((axis for axis in axes if axis.strides[at] == 1), None) for at in (1, 0))
     if lines is None or along is None or lines is along or (lines.kept and along.kept):
@@ -106,7 +110,7 @@ def _pieces(shape: Strides, left: Strides, right: Strides, kept: int, width: int
     stack, pieces = prod([axis.size for axis in others]), -(-lines.size // width)
     by_line = len(others) == 1 and stack > pieces
     each = (stack * min(width, lines.size) if by_line else lines.size) * along.size
-    if each < _LEAST or along.size < _SHORT:
+    if each < least or along.size < _SHORT:
         return None
     stacks = _by_line(lines, along, others[0], width) if by_line else _by_place(lines, along, others, width)
     return _Pieces(tuple(stacks), (*others, lines), by_line, shape[:kept])

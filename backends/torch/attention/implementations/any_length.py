@@ -32,7 +32,7 @@ def of_any_length(
     grouped = q.shape[heads] != k.shape[heads]
     mask = arrays[3] if len(arrays) > 3 else None
     added = None if mask is None else (type(mask), mask.dtype)
-    ones = None if mask is None else [size == 1 for size in mask.shape]
+    ones = [] if mask is None else [size == 1 for size in mask.shape]
 
     def at_once(one_width: bool, operands: Sequence[Any]) -> Callable[..., Any] | None:
         if is_jit_tracing():  # the sizes are traced tensors, which no decision may follow from
@@ -59,15 +59,15 @@ def of_any_length(
         of_mask = False
         if added is not None:
             mask = operands[3]
-            if (type(mask), mask.dtype) != added or not mask.is_cpu:
+            own = mask.shape
+            if type(mask) is not added[0] or mask.dtype is not added[1] or not mask.is_cpu or len(own) != len(ones):
                 return None
             of_mask = mask.requires_grad
             # An axis of one element is for all; the order of the others is that of the planned call.
-            sizes = (shape[batch], of_q, shape[positions], other[positions])[-len(mask.shape) :]
-            if [size == 1 for size in mask.shape] != ones or any(
-                size not in (1, full) for size, full in zip(mask.shape, sizes, strict=True)
-            ):
-                return None
+            sizes = (shape[batch], of_q, shape[positions], other[positions])[-len(own) :]
+            for size, full, one in zip(own, sizes, ones, strict=True):
+                if (size == 1) is not one or not (one or size == full):
+                    return None
         if not differentiates or not (wanted or of_mask):  # gradients that nobody asks for make no difference
             return run
         return run if gradients and of_mask is bias_gradient else None

@@ -50,9 +50,21 @@ def test_values(equation: str, left: Any, right: Any, dtype: Any, monkeypatch: p
     expected = reference(equation, *given)
     found = fast_einsum(equation, *[each.to(dtype) for each in given])
     assert found.dtype == dtype
-    assert dtype != torch.float64 or "d" in equation or [each is not None for each in by_lines] == [True]
+    taken = dtype == torch.float32 and "d" not in equation and left[-1] > 4  # few columns are copied
+    assert not taken or [each is not None for each in by_lines] == [True]
     tolerance = {torch.float64: 1e-9, torch.bfloat16: 4.0}.get(dtype, 1e-2)
     torch.testing.assert_close(found.real.double(), expected, rtol=1e-2, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("block", [1 << 18, 7 * 40, 100])
+def test_dots_of_blocks(block: int, turned: bool, dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_blocks, "sum_by_lines", lambda *a: None)
+    a, b = operands((45, 40), (40, 45), dtype=dtype)
+    found = torch_blocks.sum_in_blocks(*((b.T, a) if turned else (a, b.T)), 2, block)
+    wide = torch.complex128 if dtype.is_complex else torch.float64
+    torch.testing.assert_close(found.to(wide), (a.to(wide) * b.T.to(wide)).sum(), rtol=1e-2, atol=0.5)
 
 
 @pytest.mark.parametrize("change", ["sliced", "reversed", "negated", "offset"])
