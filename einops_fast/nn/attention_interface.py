@@ -25,8 +25,10 @@ def register_attention() -> None:
     Raises:
         ImportError: transformers isn't installed.
         EinsumError: from a call that asks for the weights, ``output_attentions=True``, or of a model that has attention
-            of its own, as BLOOM and RemBERT have. GPT-J, GPT-Neo and Falcon raise transformers' ``KeyError`` when they
-            are made.
+            of its own, as BLOOM and RemBERT have.
+        KeyError: transformers', with our name, where a model is made that finds its attention in a list of its own: Bark,
+            Data2Vec (images), Falcon, GIT, GPT-J, GPT-Neo, SAM and SuperGlue. Leave out ``attn_implementation`` there;
+            :func:`einops_fast.nn.optimize` replaces the attention of BLOOM, GPT-J and GPT-Neo.
 
     Example:
         >>> from transformers import AutoModelForCausalLM, LlamaConfig
@@ -93,10 +95,7 @@ def _attend(
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     if attention_mask is not None and attention_mask.dim() < 4:
         attention_mask = attention_mask[(None,) * (4 - attention_mask.dim())]
-    key, value, seen = what_is_seen(key, value, 2, query.shape[2], attention_mask, causal)
-    if position_bias is not None:
-        bias = position_bias[..., : key.shape[2]]
-        seen["bias"] = seen["bias"] + bias if "bias" in seen else bias
+    key, value, seen = what_is_seen(key, value, 2, query.shape[2], attention_mask, causal, position_bias)
     found: Tensor = attention_or_zeros(
         _PATTERN, query, key, value, float(dropout) if module.training else 0.0, sequence=("i", "j"),
         scale=scaling, softcap=float(softcap or 0.0), sinks=None if s_aux is None else ("h", s_aux), **seen,
