@@ -66,7 +66,7 @@ def _says_causality(config: type) -> bool:
     if config not in _known:
         beside = f"{config.__module__.rpartition('.')[0]}.modeling_"
         homes = {name: vars(module) for name, module in sys.modules.items() if name.startswith(beside)}
-        _known[config] = all([_module_says(config, name, {**names}) for name, names in homes.items()])
+        _known[config] = all(_module_says(config, name, {**names}) for name, names in homes.items())
     return _known[config]
 
 
