@@ -56,12 +56,13 @@ __all__ = [
 ]
 
 einsum = fast_einsum
-"""By the name that libraries look for, with ``tensordot`` and ``transpose``, in a module that contracts for them."""
+"""By the name that libraries look for in a module that contracts for them, with those in ``numpy_names``."""
 
 _MODULES = ("metrics", "nn", "ops")
 
 _LATER = {"explain_attention": "attention.explanation", "compile": "compiler.front", "fusions": "compiler.report",
-          "wait_for_kernels": "waiting", "tensordot": "numpy_names", "transpose": "numpy_names"}  # fmt: skip
+          "wait_for_kernels": "waiting", "tensordot": "numpy_names", "transpose": "numpy_names",
+          "stack": "numpy_names"}  # fmt: skip
 """Functions that no program begins with, and where they are."""
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Literal, Protocol, TypedDict, TypeVar
 
 
@@ -19,7 +18,7 @@ class Array(Protocol):
 ArrayT = TypeVar("ArrayT", bound=Array)
 """The type of a call's arrays, which its result has, too."""
 
-Nested = complex | Sequence[Any]
+Nested = complex | list[Any] | tuple[Any, ...]
 """Numbers, and lists of them, which count as arrays of NumPy."""
 
 Order = Literal["C", "F", "A", "K", "c", "f", "a", "k"]

@@ -93,9 +93,9 @@ def fast_einsum(
 ) -> ArrayT: ...  # fmt: skip
 @overload
 def fast_einsum(
-    first: Nested, /, *others: Any, out: Any = None, dtype: Any = None, order: Order = "K", casting: Casting = "safe",
-    optimize: Any = "auto", autotune: Autotune | None = None, precision: Precision | None = None,
-    memory_limit: int | str | None = None, beta: complex = 0, **sizes: int,
+    first: str | Nested, second: Nested, /, *others: Any, out: Any = None, dtype: Any = None, order: Order = "K",
+    casting: Casting = "safe", optimize: Any = "auto", autotune: Autotune | None = None,
+    precision: Precision | None = None, memory_limit: int | str | None = None, beta: complex = 0, **sizes: int,
 ) -> Any: ...  # fmt: skip
 @loops_first(_planned)
 def fast_einsum(
@@ -116,7 +116,7 @@ def fast_einsum(
     Call it as ``fast_einsum(equation, *arrays)``, or with lists of labels between the arrays as
     ``fast_einsum(a, [0, 1], b, [1, 2], [0, 2])``. See :mod:`einops_fast.planning.notation` for what an equation may be.
     Several axes of it may make up one axis of an array, ``'b i (h d), b j (h d) -> b h i j'``, and ``1`` is an axis of
-    size 1 without a name, as in einops.
+    size 1 without a name, as in einops; an ellipsis may be among them in the result.
 
     Args:
         operands: an equation and the arrays, or arrays and label lists in turn. All arrays are of one

@@ -1,4 +1,4 @@
-"""What libraries look for beside `einsum` in a module that contracts for them: `tensordot` and `transpose`."""
+"""What libraries look for beside `einsum` in a module that contracts for them: `tensordot`, `transpose`, `stack`."""
 
 from __future__ import annotations
 
@@ -33,3 +33,11 @@ def tensordot(a: ArrayT, b: ArrayT, axes: Any = 2) -> ArrayT:
 def transpose(a: ArrayT, axes: Sequence[int]) -> ArrayT:
     """Return a view of ``a`` with its axes in another order."""
     return fast_einsum(a, [*range(len(a.shape))], [*axes])
+
+
+def stack(arrays: Sequence[ArrayT], axis: int = 0) -> ArrayT:
+    """Return arrays along a new axis, as autoray has the arrays' own framework do it: cotengra joins slices so."""
+    from autoray import do
+
+    found: ArrayT = do("stack", arrays, axis)
+    return found

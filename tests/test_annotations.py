@@ -30,7 +30,7 @@ x, a = torch.ones(2, 3, 4, 5), np.ones((3, 3))
 half: torch.Tensor = fast_einsum('bnid,bnjd->bnij', x, x)
 product: np.ndarray = fast_einsum('ij,jk->ik', a, [[1.0], [2.0], [3.0]], order='C', casting='same_kind')
 by_labels: np.ndarray = fast_einsum(a, [0, 1], a, [1, 2], [0, 2], optimize=[(0, 1)])
-of_lists = fast_einsum('i,i->', [1, 2], [3, 4])
+of_lists = fast_einsum('i,i->', [1, 2], [3, 4]) + fast_einsum([1, 2], [0], []) + fast_einsum('->', 3.0)
 heads: torch.Tensor = fast_einsum('b i (h d), b j (h d) -> b h i j', x[0], x[0], h=2, autotune='wait', precision='tf32')
 out: torch.Tensor = attention('b h i d, b h j d, b h j e -> b h i e', x, x, x, causal='bottom_right', window=(3, None))
 both: tuple[torch.Tensor, torch.Tensor] = attention(x, x, x, layout='bhsd', return_lse=True)
@@ -69,6 +69,7 @@ WRONG = {
     "einops_fast.nn.Softmax(axis=1)": "axis",
     "contract_expression('ij->i', (2, 2), order='X')": "contract_expression",
     "torch.exp(fast_einsum('ij,jk->ik', x, a))": "exp",
+    "turned: np.ndarray = fast_einsum('ij->ji', x)": "fast_einsum",
 }
 """Lines with a mistake, and what of them the message names."""
 

@@ -65,6 +65,15 @@ def test_sizes_may_come_from_other_operands() -> None:
     np.testing.assert_allclose(got, wanted.transpose(0, 2, 1, 3))
 
 
+@pytest.mark.parametrize("between", [(), (2,), (2, 1, 4)], ids=str)
+def test_axes_of_an_ellipsis_may_be_one(between: tuple[int, ...]) -> None:
+    x, weights = np.random.default_rng(0).random((3, *between, 5)), np.random.default_rng(1).random((5, 2))
+    wide = np.einsum("b...d,de->b...e", x, weights)
+    for axes, shape in (("b (... e)", (3, -1)), ("(b ...) e", (-1, 2)), ("b (...) 1 e", (3, prod(between), 1, 2))):
+        got = fast_einsum(f"b ... d, d e -> {axes}", x, weights)
+        np.testing.assert_allclose(got, wide.reshape(shape))
+
+
 def test_splitting_an_axis_makes_a_view() -> None:
     q, _, _ = operands()
     assert np.shares_memory(fast_einsum("b i (h d) -> b h i d", q, h=3), q)
@@ -127,7 +136,8 @@ def test_sizes_are_checked_in_any_equation() -> None:
         ("b i (h (d e)), b j h -> b i", {}, SubscriptsError, "parentheses are closed, and hold no others"),
         ("b i (h d, b j h -> b i", {}, SubscriptsError, "parentheses are closed, and hold no others"),
         ("b i h d), b j h -> b i", {}, SubscriptsError, "parentheses are closed, and hold no others"),
-        ("b (... h), b j h -> b h", {}, SubscriptsError, "an ellipsis can't be part of an axis"),
+        ("b (... h), b j h -> b h", {}, SubscriptsError, "an ellipsis can be part of an axis of the result only"),
+        ("b ... h -> b (... h ...)", {}, SubscriptsError, "a term has one ellipsis"),
         ("... i ... (h d), b j h -> b", {}, SubscriptsError, "a term has one ellipsis"),
         ("b i (h d), b j (h d)", {}, SubscriptsError, "axes can't be grouped, or be 1, without '->'"),
         ("b i (h d), b j (h d) -> b z", {}, SubscriptsError, "the output has axis 'z', which no operand has"),

@@ -168,7 +168,7 @@ def plain_mask(mask: Any, like: Any) -> Any:
     import torch
 
     shift = 0 if mask.variant.name == "UPPER_LEFT" else mask.seq_len_kv - mask.seq_len_q
-    seen = torch.ones((mask.seq_len_q, mask.seq_len_kv), dtype=torch.bool, device=like.device)
+    seen = torch.ones((mask.seq_len_q, mask.seq_len_kv), dtype=torch.bool, device=getattr(like, "device", None))
     return seen.tril(shift)
 
 

@@ -6,6 +6,7 @@ from einops_fast.nn.attention_interface import register_attention
 from einops_fast.nn.bert import BertSelfAttention
 from einops_fast.nn.causal import CausalSelfAttention
 from einops_fast.nn.einsum import Einsum
+from einops_fast.nn.flash_registry import register_flash_attention
 from einops_fast.nn.gpt import Conv1D, GPTAttention
 from einops_fast.nn.injection import OptimizeReport, optimize, register_policy, restore
 from einops_fast.nn.layers import (
@@ -41,6 +42,7 @@ __all__ = [
     "Softmax",
     "optimize",
     "register_attention",
+    "register_flash_attention",
     "register_flop_formulas",
     "register_operators",
     "register_policy",

@@ -25,8 +25,10 @@ def register_attention() -> None:
     Raises:
         ImportError: transformers isn't installed.
         EinsumError: from a call that asks for the weights, ``output_attentions=True``, or of a model that has attention
-            of its own, as BLOOM and RemBERT have. GPT-J, GPT-Neo and Falcon raise transformers' ``KeyError`` when they
-            are made.
+            of its own, as BLOOM and RemBERT have.
+        KeyError: transformers', with our name, where a model is made that takes its attention from a list of its own:
+            Bark, Data2Vec, Falcon, GIT, GPT-J, GPT-Neo, SAM, SuperGlue. Leave out ``attn_implementation`` there;
+            :func:`einops_fast.nn.optimize` replaces the attention of BLOOM, GPT-J and GPT-Neo.
 
     Example:
         >>> from transformers import AutoModelForCausalLM, LlamaConfig
@@ -47,31 +49,42 @@ def _mask(*sizes: Any, **options: Any) -> Tensor | None:
     from transformers.masking_utils import sdpa_mask
 
     config: Any = options.get("config")
-    _check(config.__class__)
+    if not _says_causality(config.__class__):
+        options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
     found: Tensor | None = sdpa_mask(*sizes, **options)
     return found
 
 
-def _check(config: type) -> None:
-    """Raise EinsumError if models of this configuration attend by themselves: they would add booleans as numbers."""
-    if config in _checked:
-        return
-    beside = f"{config.__module__.rpartition('.')[0]}.modeling_"
-    for name, module in [*sys.modules.items()]:
-        if not name.startswith(beside) or hasattr(module, "ALL_ATTENTION_FUNCTIONS"):
-            continue
-        classes = [each for each in vars(module).values() if isinstance(each, type) and each.__module__ == name]
-        attends = any("Attention" in each.__name__ and each.__bases__ == (nn.Module,) for each in classes)
-        if attends and any(getattr(each, "config_class", None) is config for each in classes):
-            raise EinsumError(
-                f"{name} has attention of its own, which no attn_implementation replaces: leave out "
-                f"attn_implementation={_NAME!r} for a model with a {config.__name__}"
-            )
-    _checked.add(config)
+def _says_causality(config: type) -> bool:
+    """Whether modules of models of this configuration say right what no mask means.
+
+    They do where transformers lets them use ``sdpa``, and in decoders without cross attention that it doesn't.
+
+    Raises:
+        EinsumError: the models attend by themselves, and would add booleans as numbers.
+    """
+    if config not in _known:
+        beside = f"{config.__module__.rpartition('.')[0]}.modeling_"
+        homes = {name: vars(module) for name, module in sys.modules.items() if name.startswith(beside)}
+        _known[config] = all(_module_says(config, name, {**names}) for name, names in homes.items())
+    return _known[config]
 
 
-_checked: set[type] = set()
-_check._dynamo_marked_constant = True  # type: ignore[attr-defined]
+def _module_says(config: type, name: str, names: dict[str, Any]) -> bool:
+    classes = [each for each in names.values() if isinstance(each, type) and each.__module__ == name]
+    models = [each for each in classes if getattr(each, "config_class", None) is config]
+    attends = any("Attention" in each.__name__ and each.__bases__ == (nn.Module,) for each in classes)
+    if models and attends and "ALL_ATTENTION_FUNCTIONS" not in names:
+        raise EinsumError(
+            f"{name} has attention of its own, which no attn_implementation replaces: leave out "
+            f"attn_implementation={_NAME!r} for a model with a {config.__name__}"
+        )
+    supported = all(getattr(each, "_supports_sdpa", False) for each in models)
+    return supported or "create_bidirectional_mask" not in names
+
+
+_known: dict[type, bool] = {}
+_says_causality._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _attend(
@@ -93,10 +106,7 @@ def _attend(
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     if attention_mask is not None and attention_mask.dim() < 4:
         attention_mask = attention_mask[(None,) * (4 - attention_mask.dim())]
-    key, value, seen = what_is_seen(key, value, 2, query.shape[2], attention_mask, causal)
-    if position_bias is not None:
-        bias = position_bias[..., : key.shape[2]]
-        seen["bias"] = seen["bias"] + bias if "bias" in seen else bias
+    key, value, seen = what_is_seen(key, value, 2, query.shape[2], attention_mask, causal, position_bias)
     found: Tensor = attention_or_zeros(
         _PATTERN, query, key, value, float(dropout) if module.training else 0.0, sequence=("i", "j"),
         scale=scaling, softcap=float(softcap or 0.0), sinks=None if s_aux is None else ("h", s_aux), **seen,

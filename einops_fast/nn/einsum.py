@@ -101,7 +101,7 @@ def _spaced(text: Any) -> str:
 
 
 def _size(read: Composition, axis: str, sizes: dict[str, int], of: str) -> int:
-    if axis == "...":
+    if "..." in axis:
         raise SubscriptsError(f"the {of} of {read.text!r} can't have an ellipsis: its axes have sizes by name")
     unknown = [read.names[letter] for letter in axis if letter not in sizes]
     if unknown:

@@ -46,11 +46,15 @@ class Parts(NamedTuple):
     head_dim: str
     dropout: str  # of weights: a module, or a probability
     output: str = ""  # the projection of the result, if it has one
+    packed: int = -3  # where the axis of queries, keys and values is in the result of one projection, before head_dim
 
 
 BERT = Parts(("query", "key", "value"), "attention_head_size", "dropout")
 GPT = Parts(("c_attn",), "head_dim", "attn_dropout", "c_proj")
 LLAMA = Parts(("q_proj", "k_proj", "v_proj"), "head_dim", "attention_dropout", "o_proj")
+GPTJ = Parts(("q_proj", "k_proj", "v_proj"), "head_dim", "attn_dropout", "out_proj")  # and GPT-Neo
+BLOOM = Parts(("query_key_value",), "head_dim", "attention_dropout", "dense", -2)
+T5 = Parts(("q", "k", "v"), "key_value_proj_dim", "dropout", "o")
 
 
 def attend_by_parts(
@@ -62,17 +66,19 @@ def attend_by_parts(
     causal: bool,
     cache_options: Any = None,
     rotate: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """Return the attention of (batch, length, features) to itself, and to keys and values of a cache, by a module.
 
-    The mask is that of :func:`what_is_seen`. ``cache_options`` is what else the cache is told; ``rotate`` turns queries
-    and keys, (batch, length, heads, head_dim), by their positions.
+    Mask and bias are those of :func:`what_is_seen`. ``cache_options`` is what else the cache is told; ``rotate`` turns
+    queries and keys, (batch, length, heads, head_dim), by their positions.
     """
     head_dim: int = getattr(module, parts.head_dim)
     dropout: Any = getattr(module, parts.dropout)
     projected = [getattr(module, name)(hidden_states) for name in parts.projections]
     if len(projected) == 1:
-        q, k, v = apart(projected[0].unflatten(-1, (3, -1, head_dim)), -3)
+        sizes = (3, -1, head_dim) if parts.packed == -3 else (-1, 3, head_dim)
+        q, k, v = apart(projected[0].unflatten(-1, sizes), parts.packed)
     else:
         q, k, v = [each.unflatten(-1, (-1, head_dim)) for each in projected]
     if rotate is not None:
@@ -83,7 +89,7 @@ def attend_by_parts(
         more = () if cache_options is None else (cache_options,)
         k, v = own.update(k.transpose(1, 2), v.transpose(1, 2), module.layer_idx, *more)
         axis, pattern = 2, _HEADS_FIRST
-    k, v, options = what_is_seen(k, v, axis, length, mask, causal)
+    k, v, options = what_is_seen(k, v, axis, length, mask, causal, bias)
     p: Any = getattr(dropout, "p", dropout) if module.training else 0.0
     found: Tensor = attention_or_zeros(pattern, q, k, v, p, sequence=("i", "j"), scale=module.scaling, **options)
     found = found.flatten(-2)
@@ -91,26 +97,31 @@ def attend_by_parts(
 
 
 def what_is_seen(
-    k: Tensor, v: Tensor, axis: int, length: int, mask: Tensor | None, causal: bool
+    k: Tensor, v: Tensor, axis: int, length: int, mask: Tensor | None, causal: bool, bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor, dict[str, Any]]:
     """Return keys and values, with the keys along ``axis``, and options for a mask of transformers.
 
     A mask has four axes, (batch, heads, queries, keys). No value of it is read: kernels find out themselves which
     blocks of keys it hides, and a decision by values would wait for a GPU, and be wrong in a traced graph. Without a
-    mask, several queries (``length``) that are ``causal`` see no keys after them, the first facing the first.
+    mask, several queries (``length``) that are ``causal`` see no keys after them, the first facing the first. A bias
+    of four axes is added.
     """
+    seen: dict[str, Any] = {}
     if mask is not None:
         plain = plain_mask(mask, k)
         mask = mask if plain is mask else plain[None, None]
         if mask.dim() != 4:
             raise ShapeError(f"a mask has four axes (batch, heads, queries, keys), not shape {tuple(mask.shape)}")
         # Older versions of transformers make masks for the keys of the whole cache.
-        return k, v, {"mask" if mask.dtype == torch.bool else "bias": mask[..., : k.shape[axis]]}
-    if length < 2 or not causal:
-        return k, v, {}
-    if k.shape[axis] > length:  # a cache of fixed size: no query sees what is behind the new keys
-        k, v = k.narrow(axis, 0, length), v.narrow(axis, 0, length)
-    return k, v, {"causal": True}
+        seen["mask" if mask.dtype == torch.bool else "bias"] = mask[..., : k.shape[axis]]
+    elif length > 1 and causal:
+        if k.shape[axis] > length:  # a cache of fixed size: no query sees what is behind the new keys
+            k, v = k.narrow(axis, 0, length), v.narrow(axis, 0, length)
+        seen["causal"] = True
+    if bias is not None:
+        bias = bias[..., : k.shape[axis]]
+        seen["bias"] = seen["bias"] + bias if "bias" in seen else bias
+    return k, v, seen
 
 
 def refuse(options: dict[str, Any]) -> None:

@@ -99,8 +99,6 @@ def check_mask(name: str, mask: Any, of: str, shape: Sequence[int]) -> None:
     """Raise OperandError or ShapeError unless a mask, or ``None``, can hide or be added to what has this shape."""
     if mask is None:
         return
-    if type(mask).__name__ == "CausalBias":
-        raise OperandError(f"{name} is a CausalBias, which is for attention: give causal instead")
     kind = dtype_name(mask.dtype)
     if kind not in ("bool", "bool_", *FLOATS):
         raise OperandError(f"{name} is boolean or has floating-point numbers to be added, not {kind}")

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from einops_fast.annotations import ArrayT, Causal
+from einops_fast.attention.torch_state import plain_mask
 from einops_fast.dtypes import FLOATS, dtype_name
 from einops_fast.errors import EinsumError, OperandError, ShapeError
 from einops_fast.ops.axes import axis_of, length
@@ -39,7 +40,7 @@ def softmax(
         dim: the axis, as a number or as a name in ``pattern``; the last one if ``None``.
         pattern: names of all axes, in letters or words: ``'b i j'``.
         mask: broadcastable to ``input``: boolean, True where an element takes part, or numbers that are added, of which
-            ``-inf`` hides. Added numbers have a gradient.
+            ``-inf`` hides. Added numbers have a gradient. Or torch's ``CausalBias``.
         causal: elements after the row's own position take no part. Positions are those along the last one of the other
             axes: ``True`` or ``'top_left'`` where its first faces the first element, ``'bottom_right'`` where the last
             faces the last.
@@ -66,6 +67,7 @@ def softmax(
     """
     if unknown:
         raise no_argument(softmax, unknown)
+    mask = mask if mask is None else plain_mask(mask, input)
     return computed(_read, (input, mask), False, dim, pattern, causal, temperature, dtype)
 
 
@@ -92,6 +94,7 @@ def log_softmax(
     """
     if unknown:
         raise no_argument(log_softmax, unknown)
+    mask = mask if mask is None else plain_mask(mask, input)
     return computed(_read, (input, mask), True, dim, pattern, causal, temperature, dtype)
 
 

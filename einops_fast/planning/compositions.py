@@ -24,7 +24,10 @@ _ONE = re.compile(r"(?<![^\s,>(])1(?![^\s,)-])")
 _AXIS = re.compile(r"\(([^()]*)\)|\.\.\.|[^\s()]+|[()]")
 
 _Axes = tuple[str, ...]
-"""Per axis of an array the letters that make it up: none for ``1``; or an ellipsis."""
+"""Per axis of an array the letters that make it up: none for ``1``; or an ellipsis.
+
+In a result, an ellipsis may be among letters, or in parentheses.
+"""
 
 
 class Composition(NamedTuple):
@@ -88,8 +91,12 @@ class Composition(NamedTuple):
 
     def groups(self, rank: int) -> list[int]:
         """For each axis of the result, how many it is made of, if there are so many with one for each letter."""
-        spread = rank - sum([len(axis) for axis in self.output if axis != "..."])
-        return [*chain(*[[1] * spread if axis == "..." else [len(axis)] for axis in self.output])]
+        named = [len(axis.strip("()").replace("...", "")) for axis in self.output]
+        spread = rank - sum(named)
+        counts = zip(self.output, named, strict=True)
+        return [
+            *chain(*[[1] * spread if axis == "..." else [count + spread * ("..." in axis)] for axis, count in counts])
+        ]
 
     def regrouped(self, shape: Sequence[int]) -> tuple[int, ...]:
         """The shape of the result, of that with one axis for each letter."""
@@ -177,21 +184,22 @@ def _read(equation: str) -> tuple[Any, ...]:
     ends = [*accumulate([len(term) + 1 for term in left.split(",")], initial=0)]
     spans = [(start, end - 1) for start, end in pairwise(ends)]
     *inputs, output = [_names(equation, *span) for span in [*spans, (len(left) + len(arrow), len(equation))]]
-    names = dict.fromkeys([name for axes in inputs for axis in axes for name in axis if name != "..."])
+    names = dict.fromkeys([name for axes in inputs for axis in axes for name in axis if "..." not in name])
     spare = iter([letter for letter in ascii_letters if letter not in names])
-    letters = {name: name if len(name) == 1 and name.isascii() else next(spare, "") for name in names} | {"...": "..."}
+    letters = {name: name if len(name) == 1 and name.isascii() else next(spare, "") for name in names}
+    letters |= {"...": "...", "(...)": "(...)"}
     if "" in letters.values():
         raise SubscriptsError(
             point_at(f"at most {len(ascii_letters)} axes can be named beside others in parentheses", equation)
         )
     produced = [name for axis in output for name in axis]
     for name in produced:
-        if name != "..." and (name not in names or produced.count(name) > 1):
+        if "..." not in name and (name not in names or produced.count(name) > 1):
             problem = f"the output has axis {name!r} twice" if name in names else new_axis(name, len(inputs))
             raise SubscriptsError(point_at(problem, equation))
     terms = [tuple(["".join([letters[name] for name in axis]) for axis in axes]) for axes in (*inputs, output)]
-    plain = f"{','.join(map(''.join, terms[:-1]))}->{''.join(terms[-1])}"
-    named = tuple([(letter, name) for name, letter in letters.items() if name != "..."])
+    plain = f"{','.join(map(''.join, terms[:-1]))}->{''.join(terms[-1]).replace('(...)', '...')}"
+    named = tuple([(letter, name) for name, letter in letters.items() if name in names])
     return equation, plain, tuple(terms[:-1]), terms[-1], named
 
 
@@ -203,13 +211,14 @@ def _names(equation: str, start: int, end: int) -> list[list[str]]:
         names = whole.split() if match[1] is None else match[1].split()
         if whole in ("(", ")"):
             _reject("parentheses are closed, and hold no others", equation, match.span())
-        if match[1] is not None and "..." in names:
-            _reject("an ellipsis can't be part of an axis", equation, match.span())
+        if match[1] is not None and "..." in names and "->" in equation[end:]:
+            _reject("an ellipsis can be part of an axis of the result only", equation, match.span())
         wrong = [name for name in names if name not in ("1", "...") and not is_name(name)]
         if wrong:
             _reject(f"{wrong[0]!r} is no name of an axis", equation, match.span())
-        axes.append([name for name in names if name != "1"])
-    if sum([axis == ["..."] for axis in axes]) > 1:
+        names = [name for name in names if name != "1"]
+        axes.append(["(...)"] if match[1] is not None and names == ["..."] else names)
+    if sum(["..." in name for axis in axes for name in axis]) > 1:
         _reject("a term has one ellipsis", equation, (start, end))
     return axes
 

@@ -46,12 +46,23 @@ def test_modules_take_it(kind: str, make: Any) -> None:
 
 
 @MAKERS
-def test_it_is_neither_a_bias_nor_a_mask_of_a_softmax(make: Any) -> None:
+def test_it_is_the_mask_of_a_softmax(make: Any) -> None:
+    scores, bias = torch.randn(2, 4, 5, 7), make(5, 7)
+    for function in (ops.softmax, ops.log_softmax, nn.Softmax(-1), nn.LogSoftmax(-1)):
+        torch.testing.assert_close(function(scores, mask=bias), function(scores, mask=values(bias)))
+    with pytest.raises(ShapeError, match="size 7"):
+        ops.softmax(scores[..., :6], mask=bias)
+
+
+@MAKERS
+def test_it_is_no_bias_and_none_of_other_frameworks(make: Any) -> None:
     q = torch.randn(2, 4, 5, 8)
     with pytest.raises(OperandError, match="bias is a CausalBias: give it as mask"):
         attention(q, q, q, layout="bhsd", bias=make(5, 5))
-    with pytest.raises(OperandError, match="mask is a CausalBias"):
-        ops.softmax(torch.randn(2, 4, 5, 5), mask=make(5, 5))
+    with pytest.raises(OperandError, match="torch"):
+        attention(q.numpy(), q.numpy(), q.numpy(), layout="bhsd", mask=make(5, 5))
+    with pytest.raises(OperandError, match="mask is of type Tensor"):
+        ops.softmax(q.numpy(), mask=make(5, 8))
 
 
 @MAKERS

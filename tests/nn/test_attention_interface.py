@@ -88,6 +88,31 @@ def test_logits_and_gradients_are_those_of_eager_attention(family: str, padded: 
         close(parameter.grad, gradients[name])
 
 
+@pytest.mark.parametrize(
+    ("family", "sizes"),
+    [
+        ("SplinterModel", WIDE),
+        (
+            "PegasusXForConditionalGeneration",
+            {"vocab_size": 23, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1},
+        ),
+    ],
+)
+def test_masks_are_made_where_modules_do_not_say_that_they_are_causal(family: str, sizes: Any) -> None:
+    """transformers lets none of these use ``sdpa``: without a mask, it would take causality from the modules."""
+    nn.register_attention()
+    made = getattr(transformers, family)
+    inputs = {"input_ids": tokens()} | ({"decoder_input_ids": tokens()} if "d_model" in sizes else {})
+    results = []
+    for way in ("eager", "einops_fast"):
+        torch.manual_seed(0)
+        model = made._from_config(made.config_class(**sizes), attn_implementation=way).eval()
+        for parameter in model.parameters():
+            parameter.data += 0.1 * torch.randn_like(parameter)
+        results.append(model(**inputs)[0])
+    close(results[1], results[0])
+
+
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 @pytest.mark.parametrize("family", DECODERS)
 def test_generated_tokens_are_those_of_eager_attention(family: str, cache: str) -> None:

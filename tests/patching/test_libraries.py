@@ -47,6 +47,14 @@ def test_cotengra_finds_us_by_name(arrays: Any) -> None:
 
 
 @BOTH
+def test_cotengra_joins_slices(arrays: Any) -> None:
+    find = pytest.importorskip("cotengra").array_contract_tree
+    tree = find(["ij", "jk", "kl"], "il", shapes=[each.shape for each in arrays]).slice(target_size=8)
+    assert tree.nslices > 4  # of axes of the result, which are stacked, too
+    check(lambda: tree.contract(arrays, backend="einops_fast"))
+
+
+@BOTH
 def test_quimb_finds_us_by_name(arrays: Any) -> None:
     tensors = pytest.importorskip("quimb.tensor")
     network = tensors.TensorNetwork(map(tensors.Tensor, arrays, ("ij", "jk", "kl")))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from inspect import signature
 from typing import Any
 
 from torch import Tensor, nn
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 from einops_fast import ops
 from einops_fast.nn.injection.attention import GPTAttention
 from einops_fast.nn.injection.conditions import (
-    OTHER_VERSION,
+    called_otherwise,
     is_plain,
     is_plain_norm,
     needs_original,
@@ -28,10 +27,8 @@ class GPTBlock(Replacement):
     @classmethod
     def unfit(cls, module: Any) -> str | None:
         """A block of an older version has other arguments, and returns tuples; this asks for what is before dropout."""
-        names, wanted = [[*signature(each).parameters] for each in (type(module).forward, cls.fused)]
-        if names[: len(wanted) - 1] != wanted[:-1]:
-            return OTHER_VERSION
-        return None if is_fused(module.attn, GPTAttention) else "its attention isn't replaced"
+        unfused = None if is_fused(module.attn, GPTAttention) else "its attention isn't replaced"
+        return called_otherwise(module, cls.fused) or unfused
 
     def fused(
         self,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from inspect import signature
 from typing import Any
 
 import torch
@@ -46,6 +48,12 @@ _GLOBAL_HOOKS = (
 
 # By a mask on a GPU: its version, the layers that got the answer, and the answer.
 _answers: Any = WeakIdKeyDictionary()
+
+
+def called_otherwise(module: nn.Module, fused: Callable[..., Any]) -> str | None:
+    """Why a module can't be replaced whose ``forward`` has other arguments than ``fused``, more options aside."""
+    names, wanted = ([*signature(each).parameters] for each in (type(module).forward, fused))
+    return None if names[: len(wanted) - 1] == wanted[:-1] else OTHER_VERSION
 
 
 def of_transformers(kind: type) -> bool:
@@ -120,7 +128,7 @@ def needs_original(module: Any, hidden_states: Tensor, mask: Any, options: dict[
     may leave a query no key (its gradients, or float16 results, depend on how that ``forward`` rounds), and where
     attention is done by another function than transformers' own ``eager`` or ``sdpa``, which may have its own masks.
     """
-    config = module.config
+    config = getattr(module, "config", None)
     return bool(
         attends_otherwise(module)
         or not (mask is None or (isinstance(mask, Tensor) and mask.dim() == 4))
@@ -131,15 +139,17 @@ def needs_original(module: Any, hidden_states: Tensor, mask: Any, options: dict[
         or options.get("output_attentions")
         or getattr(config, "output_attentions", False)
         or _weights_collected(module)
-        or (config._attn_implementation == "eager" and _weights_hooked(module))
+        or (getattr(config, "_attn_implementation", "eager") == "eager" and _weights_hooked(module))
     )
 
 
 def attends_otherwise(module: Any) -> bool:
     """Whether an attention module of transformers calls another function than its ``eager`` or ``sdpa`` attention."""
-    chosen = getattr(module.config, "_attn_implementation", None)
     kind = module.original if isinstance(module, Replacement) else type(module)  # also of classes derived since
-    registered = sys.modules[kind.__module__].ALL_ATTENTION_FUNCTIONS
+    registered = getattr(sys.modules[kind.__module__], "ALL_ATTENTION_FUNCTIONS", None)
+    if registered is None:  # it calls none
+        return False
+    chosen = getattr(module.config, "_attn_implementation", None)
     if chosen == "eager":
         return "eager" in registered
     known = sys.modules["transformers.integrations.sdpa_attention"].sdpa_attention_forward
@@ -192,7 +202,7 @@ def _hides_all_keys(mask: Tensor) -> bool:
 def _weights_collected(module: Any) -> bool:
     """Whether transformers' hooks collect weights in this call: it doesn't tell all modules that it does."""
     known = module.collector
-    if not module._forward_hooks or known is None:
+    if known is None or not any((module._forward_hooks, *module.hooks_around)):
         return False
     if torch.compiler.is_compiling():  # which can't follow `get` of what isn't set there
         return bool(known.compiling) and _holds_weights(known.global_var)

@@ -45,6 +45,14 @@ _OF_TRANSFORMERS = {
     for families, parts in ((BERT_FAMILY, _OF_BERT), (("GPT2",), _OF_GPT), (LLAMA_FAMILY, _OF_LLAMA))
     for family in families
     for part, replacement in parts.items()
+} | {
+    "BloomAttention": attention.BloomAttention,
+    "GPTJAttention": attention.GPTJAttention,
+    "GPTNeoSelfAttention": attention.GPTNeoAttention,
+    "MT5Attention": attention.T5Attention,
+    "MT5LayerNorm": layers.LlamaNorm,
+    "T5Attention": attention.T5Attention,
+    "T5LayerNorm": layers.LlamaNorm,
 }
 
 
@@ -56,7 +64,8 @@ def optimize(
     It knows torch's ``LayerNorm``, ``RMSNorm``, ``Dropout``, ``Softmax``, ``LogSoftmax`` and ``CrossEntropyLoss``, and
     of transformers' BERT, GPT-2 and Llama (and of models with the same code: RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA,
     ERNIE; Mistral, Qwen2) the attention, the feed-forward layers, what adds and normalises behind them (not Llama's),
-    and the loss of causal language models. Modules stay the objects that they are, with their parameters, their state
+    of GPT-J, GPT-Neo, BLOOM and T5 (and MT5) the attention of a sequence to itself, of T5 the norm, and the loss of
+    causal language models. Modules stay the objects that they are, with their parameters, their state
     and their hooks: only their class changes, to one derived from it. A call that a fused module doesn't take
     (``output_attentions=True``, hooks where it would have to look past them, …) goes to the class's own ``forward``.
 
