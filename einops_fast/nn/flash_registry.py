@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch.nn.attention
 
+from einops_fast import patched
 from einops_fast.errors import EinsumError
-from einops_fast.patching.patch import patched
 
 
 def register_flash_attention() -> None:
