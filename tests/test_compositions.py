@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from einops_fast import ShapeError, SubscriptsError, attention, contract_expression, explain, fast_einsum
-from einops_fast.planning.compositions import composition
 
 SCORES = "b i (h d), b j (h d) -> b i (h j)"
 
@@ -167,11 +166,6 @@ def test_what_einops_has_is_told() -> None:
             fast_einsum(repeated, one, c=2)
     with pytest.raises(SubscriptsError, match="which no operand has\n"):
         fast_einsum("i d, j d -> i c", one, two)
-
-
-def test_other_equations_are_no_compositions() -> None:
-    for equation in ("ij,jk->ik", "dim1 d1, d1 1st -> dim1", "...i,i", [0, 1]):
-        assert composition(equation) is None
 
 
 class TestTorch:

@@ -4,8 +4,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from attention_arrays import arrays_of
-from expression_arrays import assert_close, random_arrays
+from attention_arrays import arrays_of, assert_close, random_arrays
 
 from einops_fast import (
     contract_expression,

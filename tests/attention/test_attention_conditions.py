@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from attention_spec import SPEC
+from fake_implementations import SPEC
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from einops_fast import attention, attention_backend
-from einops_fast.attention import measured, prepare
+from einops_fast.attention import prepare
 from einops_fast.attention.spec import AttentionInputs
 from einops_fast.backends.torch.attention.implementations import base, clock, devices, sdpa
 from einops_fast.runtime.plan_cache import clear_plans
@@ -136,28 +136,6 @@ def traced(function: Any, *operands: Any, allowed: tuple[str, ...] = ()) -> str:
 
 Q = torch.randn(2, 4, 16, 64, dtype=torch.bfloat16)
 LIBRARY, OPERATOR = "scaled_dot_product_attention(", "_scaled_dot_product_flash_attention"
-
-
-CAPPED = {"softcap": 3.0, "sinks": torch.ones(2, 4)}
-
-
-@pytest.mark.parametrize(
-    ("allowed", "expected", "options"),
-    [
-        # On a CPU, torch's function can be traced with the one backend only that there is a CPU's version of.
-        ("flash", LIBRARY, {"causal": True}),
-        ("math", "tanh", CAPPED),
-        (None, "attention_forward", CAPPED),
-    ],
-)
-def test_the_choice_can_be_traced(
-    on_gpu: Any, allowed: str | None, expected: str, options: dict[str, Any], monkeypatch: Any
-) -> None:
-    """Without a break, and by predictions alone."""
-    pytest.importorskip("triton")
-    monkeypatch.setattr(measured, "choose_by_time", None)
-    ways = () if allowed is None else (allowed,)
-    assert expected in traced(lambda q: attention(q, q, q, layout="bhsd", **options), Q, allowed=ways)
 
 
 @pytest.mark.parametrize(

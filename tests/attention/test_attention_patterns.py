@@ -16,7 +16,6 @@ from einops_fast import (
     attention_backend,
 )
 from einops_fast.attention import registry
-from einops_fast.attention.pattern import read_pattern, spelled
 
 WORDS = {"b": "batch", "h": "heads", "g": "kv_heads", "i": "q_len", "j": "kv_len", "d": "head_dim", "e": "v_head_dim"}
 
@@ -25,7 +24,6 @@ def random(*shape, seed=0):
     return np.random.default_rng([seed, *shape]).standard_normal(shape)
 
 
-SIZES = {"b": 2, "h": 4, "g": 2, "i": 3, "j": 5, "d": 6, "e": 7}
 Q, K, V = random(2, 4, 3, 6, seed=1), random(2, 2, 5, 6, seed=2), random(2, 2, 5, 7, seed=3)
 EXPECTED, LSE = naive(Q, K, V, causal=True, alignment="bottom_right")
 
@@ -36,32 +34,6 @@ def ordered(array, axes, order):
 
 
 # ---- which axis is what
-
-
-@pytest.mark.parametrize(
-    ("pattern", "ranks", "queries", "keys", "heads"),
-    [
-        ("b i h d, b j h d, b j h e -> b i h e", (4, 4, 4), "i", "j", None),
-        ("b h i d, b g j d, b g j e -> b h i e", (4, 4, 4), "i", "j", ("h", "g")),
-        ("b h i d, b j d, b j e -> b h i e", (4, 3, 3), "i", "j", None),
-        ("b h d, b g j d, b g j e -> b h e", (3, 4, 4), "", "j", ("h", "g")),
-        ("b d, b j d, b j e -> b e", (2, 3, 3), "", "j", None),
-        ("b g r i d, b g j d, b g j e -> b g r i e", (5, 4, 4), "i", "j", None),
-        ("T N D, S K D, S K E -> T N E", (3, 3, 3), "T", "S", ("N", "K")),
-        ("l n d, s n d, s n e -> l n e", (3, 3, 3), "l", "s", None),
-        ("... i d, ... j d, ... j e -> ... i e", (5, 5, 5), "i", "j", None),
-    ],
-)
-def test_roles(pattern, ranks, queries, keys, heads):
-    if pattern.startswith("T"):
-        # Two axes of keys by usual names: it has to be said.
-        with pytest.raises(SubscriptsError, match="sequence="):
-            read_pattern(pattern, ranks)
-        read = read_pattern(pattern, ranks, ("T", "S"))
-    else:
-        read = read_pattern(pattern, ranks)
-    assert (read.queries, read.keys, read.heads) == (queries, keys, heads)
-    assert (spelled(read, read.head_dim).lower(), spelled(read, read.v_head_dim).lower()) == ("d", "e")
 
 
 def test_sequence_is_found_by_the_axes_of_the_bias():

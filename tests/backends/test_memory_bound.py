@@ -151,14 +151,6 @@ def test_blocks_of_any_size(lacking: tuple[int, ...], dtype: Any, summed: int, b
         torch.testing.assert_close(got.double(), wanted, rtol=1e-2 if dtype == torch.bfloat16 else 1e-12, atol=1e-10)
 
 
-def test_gradients_and_transforms_of_blocks() -> None:
-    a, b = (torch.randn(600, 600, dtype=torch.float64, requires_grad=True) for _ in "ab")
-    grads = torch.autograd.grad(fast_einsum("ij,ij->j", a, b).sum(), (a, b))
-    torch.testing.assert_close(grads, (b.detach(), a.detach()))
-    mapped = torch.func.vmap(lambda a, b: fast_einsum("ij,ij->j", a, b))(a[None].detach(), b[None].detach())
-    torch.testing.assert_close(mapped[0], (a * b).sum(0).detach())
-
-
 @pytest.mark.parametrize(
     ("equation", "shape", "strides"),
     [

@@ -60,13 +60,6 @@ def test_one_warning_names_both_versions(found: str | None, sentence: str, monke
     assert len(warned) == len(reasons) == 1 and None not in reasons  # noqa: PT018 - of one answer
 
 
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("found", ["3.6.0", "3.7.1+git123", "4.0"])
-def test_new_enough(found: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_support, "installed_version", lambda: found)
-    assert why_unusable() is None
-
-
 def test_version_is_read_without_an_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(old_triton(tmp_path))
     monkeypatch.delitem(sys.modules, "triton", raising=False)

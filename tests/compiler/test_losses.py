@@ -100,15 +100,6 @@ def test_another_one_is_left_alone(name: str) -> None:
     assert [each.reason for each in log.missed] == ([reason] if reason else []), str(log)
 
 
-@pytest.mark.parametrize("then", ["aot_eager", "inductor"])
-def test_a_compiler_gets_one_operator(then: str) -> None:
-    assert len(check(FUSED["shifted"], then=then).fused) == 1
-
-
-def test_sizes_may_change() -> None:
-    assert len(check(FUSED["shifted"], dynamic=True).fused) == 1
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_loss_in_float32_stays_one(dtype: Any) -> None:
     def program(x: Any, w: Any, b: Any, y: Any) -> Any:

@@ -1,5 +1,6 @@
-"""Tensors that are written to after a program reads them and before attention would, by any name, through any view."""
+"""Programs that write to tensors, keep gradients here and not there, or change settings: values stay as written."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -8,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from fused_programs import check, random_operands
 
+from einops_fast import compile, fusions
+from einops_fast.compiler import library_attention, losses
 from einops_fast.compiler.report import FusionLog
 
 
@@ -107,3 +110,110 @@ def test_a_tensor_that_becomes_another_view_is_left_alone() -> None:
         return (q.transpose(0, 1) @ k.mT).softmax(-1) @ v
 
     assert not run(program).fused
+
+
+def tensors(gradients: bool = True) -> list[Any]:
+    return random_operands(*[(1, 2, 5, 4)] * 3, gradients=gradients)
+
+
+WITHOUT_GRADIENTS = {
+    "scale": lambda q: q * 0.5,
+    "transpose": lambda q: q.mT.contiguous().mT,
+    "clone": lambda q: q.contiguous().clone(),
+    "expand": lambda q: q[:, :1].expand(1, 2, 5, 4).reshape(1, 2, 5, 4),
+}
+
+
+@pytest.mark.parametrize("way", WITHOUT_GRADIENTS)
+@pytest.mark.parametrize("at", range(3))
+def test_gradients_that_are_switched_off_before(way: str, at: int) -> None:
+    def program(*operands: Any) -> Any:
+        given = list(operands)
+        with torch.no_grad():
+            given[at] = WITHOUT_GRADIENTS[way](given[at])
+        q, k, v = given
+        return (q @ k.mT).softmax(-1) @ v
+
+    log = check(program, tensors())
+    # Values times a number are read as they are.
+    read = at == 2 and way == "scale"
+    assert [each.reason for each in log.missed] == ["unsupported option"] * (not read)
+
+
+def test_settings_of_others_change_nothing() -> None:
+    def program(q: Any, k: Any, v: Any) -> Any:
+        with torch.no_grad():
+            shift = torch.arange(5.0)
+        scores = q @ k.mT / 2
+        with torch.no_grad():
+            shift = shift * 2
+        return scores.softmax(-1) @ v + shift[:4]
+
+    assert len(check(program, tensors()).fused) == 1
+
+
+RESULTS_WRITTEN: dict[str, Callable[[Any], Any]] = {
+    "add_": lambda o: o.add_(1),
+    "item": lambda o: o[..., 0].zero_(),
+    "view": lambda o: o.transpose(1, 2).mul_(2),
+}
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("way", RESULTS_WRITTEN)
+def test_a_result_that_is_written_to(way: str, causal: bool, gradients: bool) -> None:
+    def program(q: Any, k: Any, v: Any) -> Any:
+        scores = q @ k.mT
+        if causal:
+            scores = scores.masked_fill(torch.ones(5, 5, dtype=torch.bool).triu(1), -math.inf)
+        found = scores.softmax(-1) @ v
+        RESULTS_WRITTEN[way](found)
+        return found
+
+    log = check(program, tensors(gradients))
+    assert len(log.fused) == (not gradients)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(("heads", "shared"), [(8, 1), (8, 2), (4, 4)])
+def test_fewer_queries_than_heads(heads: int, shared: int, dynamic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library_attention, "_is_faster", lambda *given: True)
+    q, k, v = (torch.randn(1, count, 3, 4) for count in (heads, shared, shared))
+    check(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True), (q, k, v),
+          dynamic=dynamic)  # fmt: skip
+    wide = [each[:, :1].expand(1, heads, 3, 4) for each in (k, v)]
+    check(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), [q, *wide], dynamic=dynamic)
+
+
+def test_dropout_by_torch_s_own_name() -> None:
+    check(lambda q, k, v: torch.dropout((q @ k.mT).softmax(-1), p=0.5, train=False) @ v, tensors())
+
+
+def test_scores_that_are_no_numbers() -> None:
+    def program(q: Any, k: Any, v: Any) -> Any:
+        return (q @ k.mT).masked_fill(torch.eye(5, dtype=torch.bool), math.nan).softmax(-1) @ v
+
+    with fusions() as log:
+        assert compile(program, then="eager")(*tensors()).isnan().all()
+    assert [each.reason for each in log.missed] == ["unsupported option"]
+
+
+def test_heads_are_repeated_a_number_of_times_that_changes() -> None:
+    def program(q: Any, k: Any, v: Any) -> Any:
+        count = q.shape[1] // k.shape[1]
+        return (q @ k.repeat(1, count, 1, 1).mT).softmax(-1) @ v.repeat(1, count, 1, 1)
+
+    log = check(program, [torch.randn(2, heads, 5, 4) for heads in (6, 2, 2)], dynamic=True)
+    assert "unknown" not in [each.reason for each in log.missed]
+
+
+def test_a_loss_inside_of_a_functional_transform(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(losses, "_MANY", 0)
+    target = torch.arange(5)
+
+    def program(x: Any, matrix: Any) -> Any:
+        return torch.func.grad(lambda x: F.cross_entropy(F.linear(x, matrix), target))(x)
+
+    log = check(program, [torch.randn(5, 4), torch.randn(6, 4)])
+    assert [each.reason for each in log.missed] == ["unsupported option"]

@@ -9,9 +9,7 @@ import torch
 from ops_problems import LAYOUTS, assert_near, gradients, laid_out, leaf, randn
 
 from einops_fast import ops
-from einops_fast.backends.torch.ops import logit_chunks
 from einops_fast.backends.torch.ops import softmax as torch_softmax
-from einops_fast.backends.torch.ops.cross_entropy import RowLoss
 from einops_fast.ops.checks import ACTIVATIONS
 
 HALVES = ("float16", "bfloat16")
@@ -93,24 +91,6 @@ def test_logarithms_of_what_added_masks_hide_have_no_gradient(dtype: str) -> Non
         shares = score.softmax(-1).nan_to_num(0.0)
         wanted = back.double() - shares * back.double().masked_fill(hidden, 0).sum(-1, True)
         torch.testing.assert_close(got.double(), wanted.masked_fill(hidden, 0), rtol=2e-2, atol=4e-2)
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("z_loss", [0.0, 0.2])
-@pytest.mark.parametrize("weighted", [False, True])
-def test_losses_over_logits(weighted: bool, z_loss: float, dtype: str) -> None:
-    """In pieces of a few rows: the losses, and the gradients that are written over the logits if any are wanted."""
-    logits, target = randn(9, 5, dtype=dtype).cpu(), torch.arange(9) % 5
-    target[2] = -100
-    loss = RowLoss(randn(5, seed=1).abs().cpu() if weighted else None, -100, 0.1, z_loss)
-    back, exact, written = randn(9, seed=2).cpu(), leaf(logits.double()), logits.clone()
-    expected = loss.by_torch(exact, target, 1)
-    with mock.patch.object(logit_chunks, "_LOGITS", 1), mock.patch.object(logit_chunks, "_FEW_ROWS", 2):
-        found = logit_chunks.losses_over_logits(loss, written, target)
-        assert torch.equal(written, logits)
-        assert torch.equal(logit_chunks.losses_over_logits(loss, written, target, back), found)
-    assert_near(found, expected)
-    assert_near(written, torch.autograd.grad(expected, exact, back)[0])
 
 
 def test_in_transforms() -> None:

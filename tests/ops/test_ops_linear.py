@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from finished_steps import finished, finished_step
-from fused_steps import ON
+from fused_steps import ON, fused_step
 from gluon_on_cpu import boxes_on_cpu
+from kernel_tensors import MEMORY
 from ops_problems import DEVICE, LAYOUTS, Function, assert_near, check, gradients, kernels, laid_out, leaf, randn
 
 from einops_fast import OperandError, ops
@@ -25,7 +25,24 @@ from einops_fast.backends.triton.contraction.problems import problem
 from einops_fast.backends.triton.contraction.ways import BoxCandidate, Candidate
 from einops_fast.backends.triton.launching.launch import copies_boxes
 from einops_fast.ops.checks import ACTIVATIONS
+from einops_fast.planning.epilogue import Epilogue
 from einops_fast.planning.layout import contiguous_strides
+from einops_fast.planning.steps import Fused
+
+
+def finished_step(tensors: Sequence[Any], activation: str, keeps: bool = False) -> Fused:
+    """The step of ``linear`` for an input, a weight and perhaps a bias."""
+    x, _, *bias = tensors
+    leading = "abc"[: x.dim() - 1]
+    step = fused_step(f"{leading}k,nk->{leading}n", tensors[:2]).replace(any_order=False)
+    strides = (0,) * (x.dim() - 1) + bias[0].stride() if bias else None
+    return step.replace(epilogue=Epilogue(activation, strides, keeps))
+
+
+def finished(way: Candidate, tensors: Sequence[Any], keeps: bool) -> tuple[Any, ...]:
+    found = way.run(MEMORY, 0)(*tensors)
+    return found if keeps else (found,)
+
 
 on_hopper = pytest.mark.skipif(DEVICE == "cpu" or not copies_boxes(), reason="needs a Hopper GPU")
 

@@ -24,7 +24,6 @@ from ops_problems import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from einops_fast import ops
-from einops_fast.backends.torch.ops import linear_cross_entropy as torch_linear_cross_entropy
 from einops_fast.backends.torch.ops import logit_chunks as torch_logit_chunks
 
 WEIGHT = randn(21, seed=1).abs()
@@ -277,19 +276,6 @@ def test_rows_that_do_not_count_and_no_rows() -> None:
     if DEVICE == "cpu":
         with pytest.raises(IndexError):
             found_by(ignored.fill_(21))(x, matrix)
-
-
-def test_subclasses_and_few_logits_on_a_cpu_go_to_torch_functions() -> None:
-    class Other(torch.Tensor):
-        pass
-
-    (x, matrix, _), target = problem(9)
-    with mock.patch.object(torch_linear_cross_entropy, "linear_cross_entropy_in_one", None):
-        found = [found_by(target, chunk=4)(x.detach().as_subclass(Other), matrix)]
-        if DEVICE == "cpu":
-            found.append(found_by(target)(x, matrix))
-    for each in found:
-        assert_near(torch.Tensor(each), expected(x, matrix, target=target))
 
 
 def test_chunks() -> None:

@@ -138,14 +138,6 @@ def test_dropout(tiles: Any) -> None:
     assert abs(float(kept.mean()) - 1) < 0.1
 
 
-@pytest.mark.parametrize("options", [{"p": 0.0}, {"p": 0.5, "training": False}])
-def test_dropout_of_nothing(options: Any) -> None:
-    x, residual = randn(4, 9), randn(4, 9, seed=1)
-    with kernels():
-        _, summed = ops.dropout_add_layer_norm(x, residual, **options)
-    assert torch.equal(summed, x + residual)
-
-
 def test_sizes_of_any_kind() -> None:
     x = np.ones((2, 3))
     for sizes in (np.int64(3), [3], torch.Size([3])):

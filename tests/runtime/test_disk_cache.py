@@ -1,16 +1,56 @@
 """The cache on disk: what is written is read, by many processes too, and trouble with the disk is only a miss."""
 
-import json
+import errno
 import os
-import re
 import subprocess
 import sys
 import tempfile
 
 import pytest
-from cache_folders import KEY, RECORD, ROOT, files_in, finish, path_of, start
+from python_process import ROOT
 
 from einops_fast.runtime import disk_cache
+from einops_fast.runtime.disk_cache import Entry
+
+KEY = {
+    "problem": "bind,bjnd->bnij",
+    "dtype": "float16",
+    "device": "NVIDIA H200",
+    "shapes": [[64, 100, 8, 128], [64, 50, 8, 128]],
+    "versions": {"torch": "2.13.0", "driver": None},
+}
+RECORD = {"choice": "split-k", "seconds": 1.2e-5, "candidates": {"split-k": 1.2e-5, "cublas": 2e-5, "broken": None}}
+
+
+def path_of(key=KEY):
+    """The file of a key that is written here."""
+    disk_cache.write(key, RECORD)
+    (path,) = (entry.path for entry in disk_cache.entries() if entry.key == key)
+    return path
+
+
+def files_in(folder):
+    return {path for path in folder.rglob("*") if path.is_file()}
+
+
+def start(script, *arguments, **environment):
+    """A process in which a warning of anything in the cache is an error."""
+    script = f"import json, os, sys, time, warnings\nfrom einops_fast.runtime import disk_cache\n{script}"
+    return subprocess.Popen(
+        [sys.executable, "-W", "error::RuntimeWarning", "-c", script, *map(str, arguments)],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process):
+    printed, complaints = process.communicate(timeout=120)
+    assert process.returncode == 0, complaints
+    return printed.strip()
+
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -38,13 +78,6 @@ def test_every_difference_of_keys_counts():
     assert [disk_cache.read(key) for key in keys] == [{"at": at} for at in range(len(keys))]
     found = sorted(disk_cache.entries(), key=lambda entry: entry.record["at"])
     assert [(entry.key, entry.record["at"]) for entry in found] == [(key, at) for at, key in enumerate(keys)]
-
-
-def test_an_entry_is_one_file_of_json(folder):
-    disk_cache.write(KEY, RECORD)
-    (path,) = files_in(folder)
-    assert re.fullmatch(r"v1/([0-9a-f]{2})/\1[0-9a-f]{62}\.json", path.relative_to(folder).as_posix())
-    assert json.loads(path.read_bytes()) == {"key": KEY, "record": RECORD}
 
 
 def test_a_file_has_the_rights_of_other_files(folder):
@@ -193,3 +226,119 @@ def test_importing_the_package_looks_for_no_folder():
     assert (
         finish(subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True)) == "False"
     )
+
+
+# ---- files that are no entries
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b'{"key": {}, "record": {}',
+        b"\x80\x04\x95\x0c\x00\x00\x00",  # what pickle writes
+        b"null",
+        b'{"key": {}}',
+        b'{"key": [], "record": {}}',
+        b'{"key": {"a": NaN}, "record": {}}',
+        b'{"key": {}, "record": {"seconds": 1e999}}',
+        b"[" * 100_000,
+    ],
+    ids=lambda content: repr(content[:40]),
+)
+def test_a_corrupt_file_is_a_miss_and_one_warning(content, heard):
+    path = path_of()
+    path.write_bytes(content)
+    for _ in range(3):
+        assert disk_cache.read(KEY) is None
+        assert list(disk_cache.entries()) == []
+    (warning,) = heard
+    assert warning.category is RuntimeWarning
+    assert f"can't read {path}, and goes on without it: " in str(warning.message)
+    disk_cache.write(KEY, RECORD)
+    assert disk_cache.read(KEY) == RECORD
+
+
+def test_a_file_of_another_key_is_a_miss(heard):
+    path, other = path_of(), {**KEY, "dtype": "float32"}
+    path_of(other).write_bytes(path.read_bytes())
+    assert disk_cache.read(other) is None
+    assert disk_cache.read(KEY) == RECORD
+    assert list(disk_cache.entries()) == [Entry(KEY, RECORD, path)]
+    assert heard == []
+
+
+def test_a_folder_in_the_place_of_a_file(heard):
+    path = path_of()
+    path.unlink()
+    path.mkdir()
+    disk_cache.write(KEY, RECORD)
+    assert disk_cache.read(KEY) is None
+    assert list(disk_cache.entries()) == []
+    assert disk_cache.clear() == 0
+    assert [path] == list(path.parent.iterdir())
+    assert all(str(path) in str(warning.message) for warning in heard)
+
+
+# ---- folders that can't be used
+
+
+def test_a_file_in_the_place_of_the_folder(folder, heard):
+    folder.parent.mkdir()
+    folder.write_text("mine")
+    for _ in range(3):
+        assert disk_cache.read(KEY) is None
+        disk_cache.write(KEY, RECORD)
+        assert list(disk_cache.entries()) == []
+        assert disk_cache.clear() == 0
+    assert folder.read_text() == "mine"
+    (warning,) = heard
+    assert warning.category is RuntimeWarning
+    assert str(folder) in str(warning.message)
+    assert os.strerror(errno.ENOTDIR) in str(warning.message)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT, errno.EIO])
+@pytest.mark.parametrize("call", ["mkdir", "replace"])
+def test_a_folder_that_cannot_be_written(call, code, folder, heard, monkeypatch):
+    def fail(*arguments, **options):
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, call, fail)
+        for at in range(3):
+            disk_cache.write({"at": at}, RECORD)
+    (warning,) = heard
+    assert str(folder) in str(warning.message)
+    assert os.strerror(code) in str(warning.message)
+    assert files_in(folder) == set()
+    disk_cache.write(KEY, RECORD)
+    assert disk_cache.read(KEY) == RECORD
+
+
+def test_an_interrupted_write_leaves_nothing_behind(folder, monkeypatch):
+    def interrupt(*arguments):
+        raise KeyboardInterrupt
+
+    disk_cache.write(KEY, RECORD)
+    monkeypatch.setattr(os, "replace", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        disk_cache.write(KEY, {})
+    assert len(files_in(folder)) == 1
+    assert disk_cache.read(KEY) == RECORD
+
+
+def test_each_kind_of_trouble_is_told_once(heard, monkeypatch):
+    path_of().write_text("{")
+    disk_cache.read(KEY)
+
+    def fail(*arguments):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "replace", fail)
+    for _ in range(3):
+        disk_cache.read(KEY)
+        disk_cache.write(KEY, RECORD)
+    read, write = (str(warning.message) for warning in heard)
+    assert "can't read" in read
+    assert "can't write" in write

@@ -26,16 +26,6 @@ def planned_at_the_second_call(planned_at_the_first_call: None) -> None:
     new_shapes.AT_SECOND_CALL = True
 
 
-def test_a_plan_is_made_where_a_shape_comes_back(make: Any) -> None:
-    def plans(size: int) -> int:
-        a, b = make(3, size), make(size, 4)
-        np.testing.assert_allclose(np.asarray(fast_einsum("ij,jk->ik", a, b)), np.asarray(a @ b))
-        return len(compiled)
-
-    assert [plans(size) for size in (2, 3, 4, 5, 6)] == [0, 0, 0, 0, 0]
-    assert [plans(size) for size in (4, 5, 4, 2, 7)] == [1, 2, 2, 3, 3]
-
-
 @pytest.mark.parametrize("framework", ["numpy", "torch"])
 @pytest.mark.parametrize("spelled", ["ij,jk->ik", "row in, in col -> row col", "... i, i k", "lists"])
 def test_equations_are_planned_at_the_second_call_however_they_are_spelled(

@@ -33,3 +33,12 @@ def numbers(array: Any) -> np.ndarray[Any, Any]:
         if hasattr(array, name):
             return getattr(array, name)()
     return np.asarray(array)
+
+
+def random_arrays(*shapes, dtype="float32"):
+    generator = np.random.default_rng(0)
+    return [generator.normal(size=shape).astype(dtype) for shape in shapes]
+
+
+def assert_close(result, expected):
+    np.testing.assert_allclose(numbers(result), expected, 1e-4)

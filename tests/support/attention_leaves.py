@@ -13,3 +13,9 @@ def check_same(ours, theirs, operands):
     torch.testing.assert_close(ours, theirs)
     gradients = (torch.autograd.grad(each.sum(), operands) for each in (ours, theirs))
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
+
+
+def jagged(*shapes, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    parts = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+    return torch.nested.nested_tensor(parts, layout=torch.jagged, requires_grad=True)

@@ -37,21 +37,6 @@ def softmax_over_the_queries(q, k, v):
     return (q @ k.mT).softmax(-2) @ v
 
 
-@look_alike("", *HEADS_FIRST)
-def no_softmax(q, k, v):
-    return (q @ k.mT) @ v
-
-
-@look_alike("", *HEADS_FIRST)
-def another_function(q, k, v):
-    return torch.sigmoid(q @ k.mT) @ v
-
-
-@look_alike("", (B, H, M, N), (B, H, N, E))
-def no_scores(x, v):
-    return x.softmax(-1) @ v
-
-
 @look_alike("unsupported option", *HEADS_FIRST, (N,))
 def a_temperature_of_each_key(q, k, v, temperature):
     return ((q @ k.mT) * temperature).softmax(-1) @ v
@@ -72,21 +57,9 @@ def a_key_in_place_of_the_sink(q, k, v, sinks):
     return torch.cat([sinks.expand(B, H, M, 1), q @ k.mT], -1).softmax(-1)[..., :-1] @ v
 
 
-@look_alike("different offset", *HEADS_FIRST, (H, 1, 2))
-def two_sinks(q, k, v, sinks):
-    return torch.cat([q @ k.mT, sinks.expand(B, H, M, 2)], -1).softmax(-1)[..., :-2] @ v
-
-
 @look_alike("different offset", *SQUARE)
 def weights_of_all_keys_but_one(q, k, v):
     return (q @ k.mT).softmax(-1)[..., :-1] @ v[..., :-1, :]
-
-
-@look_alike("unsupported option", *HEADS_FIRST, (H, 1, 1))
-def a_sink_beside_scores_without_their_largest(q, k, v, sinks):
-    scores = q @ k.mT
-    scores = scores - scores.amax(-1, keepdim=True)
-    return torch.cat([scores, sinks.expand(B, H, M, 1)], -1).softmax(-1)[..., :-1] @ v
 
 
 @look_alike("unsupported option", *HEADS_FIRST, (H, 1, 1))
@@ -110,11 +83,6 @@ def rounded_scores(q, k, v):
     return torch.div(q @ k.mT, 0.5, rounding_mode="floor").softmax(-1) @ v
 
 
-@look_alike("unsupported option", *HEADS_FIRST, (H, M, N))
-def a_bias_within_the_softcap(q, k, v, bias):
-    return (2 * torch.tanh(q @ k.mT + bias)).softmax(-1) @ v
-
-
 @look_alike("mutation", *HEADS_FIRST)
 def values_of_which_a_view_is_written_to(q, k, v):
     v = v.clone()
@@ -127,22 +95,6 @@ def values_of_which_a_view_is_written_to(q, k, v):
 def a_sum_of_other_exponentials(q, k, v):
     scores = q @ k.mT
     return (scores.exp() / (2 * scores).exp().sum(-1, keepdim=True)) @ v
-
-
-@look_alike("", *HEADS_FIRST)
-def a_sum_over_another_axis(q, k, v):
-    weights = (q @ k.mT).exp()
-    return (weights / weights.sum(-2, keepdim=True).sum(-1, keepdim=True)) @ v
-
-
-@look_alike("different loop order", *SQUARE)
-def scores_that_are_transposed(q, k, v):
-    return (q @ k.mT).mT.softmax(-2) @ v
-
-
-@look_alike("different loop order", *SQUARE)
-def a_product_of_queries_alone(q, k, v):
-    return torch.einsum("bhij,bhie->bhje", (q @ k.mT).softmax(-1), v)
 
 
 @look_alike("different offset", *HEADS_FIRST)
@@ -191,18 +143,6 @@ def a_logarithm_of_large_numbers(q, k, v, mask):
     return scores.softmax(-1) @ v, scores.logsumexp(-1)
 
 
-@look_alike("unsupported option", *HEADS_FIRST)
-def a_logarithm_of_shifted_scores(q, k, v):
-    scores = q @ k.mT + 2.0
-    return scores.softmax(-1) @ v, scores.logsumexp(-1)
-
-
-@look_alike("value used elsewhere", *HEADS_FIRST)
-def a_logarithm_over_all_rows(q, k, v):
-    scores = q @ k.mT
-    return scores.softmax(-1) @ v, scores.logsumexp((-1, -2))
-
-
 @look_alike("value used elsewhere", *SQUARE)
 def a_logarithm_over_the_queries(q, k, v):
     scores = q @ k.mT
@@ -216,11 +156,6 @@ def a_logarithm_that_broadcasts(q, k, v):
     weights = torch.exp(scores - largest)
     total = weights.sum(-1, keepdim=True)
     return (weights @ v) / total, torch.log(total) + largest.squeeze(-1)
-
-
-@look_alike("unsupported option", *SQUARE, (M, M))
-def a_gate_of_any_number(q, k, v, gate):
-    return ((q @ k.mT) * gate - 1e10 * (1 - gate)).softmax(-1) @ v * 0 + v
 
 
 @look_alike("unsupported option", *SQUARE)
@@ -241,17 +176,7 @@ def values_of_another_dtype(q, k, v):
     return (q @ k.mT).double().softmax(-1) @ v.double()
 
 
-@look_alike("unsupported option", *HEADS_FIRST)
-def a_product_of_three(q, k, v):
-    return torch.einsum("bhid,bhjd,bhjd->bhij", q, k, k).softmax(-1) @ v
-
-
 # ---- sums, factors of weights, blocks of keys
-
-
-@look_alike("unsupported option", *HEADS_FIRST, (N,))
-def weights_that_are_scaled_by_keys(q, k, v, scale):
-    return ((q @ k.mT).softmax(-1) * scale) @ v
 
 
 @look_alike("broadcast", *HEADS_FIRST)
@@ -265,18 +190,7 @@ def a_difference_that_is_dropped(q, k, v):
     return F.dropout(weights, 0.3) @ v * 0 + q.sum()
 
 
-@look_alike("value used elsewhere", *HEADS_FIRST)
-def a_difference_one_part_of_which_is_used(q, k, v):
-    one, other = (q @ k.mT).softmax(-1), (q @ k.mT.sin()).softmax(-1)
-    return (one - other) @ v, other
-
-
 BLOCKS = ((B, H, M, D), (B, H, M, D), (B, H, 4, D), (B, H, 3, D), (B, H, 7, E))
-
-
-@look_alike("unsupported option", *BLOCKS)
-def blocks_of_other_queries(q, other, k1, k2, v):
-    return torch.cat([q @ k1.mT, other @ k2.mT], -1).softmax(-1) @ v
 
 
 @look_alike("unsupported option", *BLOCKS)
@@ -292,12 +206,6 @@ def a_bias_of_one_block(q, other, k1, k2, v, bias):
 @look_alike("different offset", (B, H, 2, D), (B, H, 3, D), (B, H, N, D), (B, H, N, E))
 def queries_that_are_joined_in_the_scores(q1, q2, k, v):
     return torch.cat([q1 @ k.mT, q2 @ k.mT], -2).softmax(-1) @ v
-
-
-@look_alike("value used elsewhere", *BLOCKS)
-def scores_of_a_block_that_are_used(q, other, k1, k2, v):
-    scores = q @ k1.mT
-    return torch.cat([scores, q @ k2.mT], -1).softmax(-1) @ v + other[..., :1], scores
 
 
 @look_alike("unsupported option", *BLOCKS[:3], (B, H, M, 2), (B, H, 6, E))
@@ -328,12 +236,6 @@ def the_largest_scores_of_a_row(q, k, v):
     return scores.masked_fill(scores < least, float("-inf")).softmax(-1) @ v
 
 
-@look_alike("", *SQUARE)
-def linear_attention(q, k, v):
-    q, k = F.elu(q) + 1, F.elu(k) + 1
-    return (q @ (k.mT @ v)) / (q @ k.sum(-2, keepdim=True).mT)
-
-
 @look_alike("different loop order", *SQUARE)
 def slots_that_compete(q, k, v):
     weights = (q @ k.mT).softmax(-2) + 1e-8
@@ -358,25 +260,9 @@ def heads_that_are_mixed_after_the_softmax(q, k, v, mix):
     return torch.einsum("bhij,hg->bgij", (q @ k.mT).softmax(-1), mix) @ v
 
 
-@look_alike("different loop order", *HEADS_FIRST, (H, H))
-def heads_that_a_layer_mixes(q, k, v, mix):
-    weights = (q @ k.mT).softmax(-1).permute(0, 2, 3, 1)
-    return F.linear(weights, mix).permute(0, 3, 1, 2) @ v
-
-
-@look_alike("unsupported option", *HEADS_FIRST)
-def a_product_of_two_softmaxes(q, k, v):
-    return ((q @ k.mT).softmax(-1) * (q @ k.mT.sin()).softmax(-1)) @ v
-
-
 @look_alike("different offset", *HEADS_FIRST)
 def every_second_query(q, k, v):
     return (q @ k.mT).softmax(-1)[..., ::2, :] @ v
-
-
-@look_alike("different offset", (B, H, M, D), (B, H, 4, D), (B, H, 2, E))
-def half_of_the_weights_of_a_row(q, k, v):
-    return (q @ k.mT).softmax(-1)[..., :2] @ v
 
 
 @look_alike("", *SQUARE)

@@ -1,14 +1,14 @@
-"""Attention as code of others spells it: language and vision models, graphs, sets, proteins, diffusion."""
+"""Attention as code of others spells it, and weights that are sums of softmaxes or lack sinks."""
 
 import math
 
 import torch
 import torch.nn.functional as F
-from attention_spellings import SQUARE, B, D, E, H, M, Mask, N, spelling
+from attention_spellings import HEADS_FIRST, SQUARE, B, D, E, H, M, Mask, N, spelling
 
 
-def heads_of(x, heads=H):
-    return x.reshape(*x.shape[:-1], heads, -1).transpose(-3, -2)
+def heads_of(x):
+    return x.reshape(*x.shape[:-1], H, -1).transpose(-3, -2)
 
 
 def joined(x):
@@ -80,24 +80,7 @@ def pixels_of_channels(q, k, v):
     return torch.einsum("bts,bcs->bct", weights, v).reshape(B, -1, 2, 3)
 
 
-@spelling((B, H, M, D), (B, H, M, D), (B, H, M, D))
-def channels_that_attend(q, k, v):
-    """Features are what is attended to, and the positions are summed over."""
-    q, k, v = q.transpose(-2, -1), k.transpose(-2, -1), v.transpose(-2, -1)
-    weights = (F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).transpose(-2, -1)).softmax(dim=-1)
-    return (weights @ v).permute(0, 3, 1, 2).reshape(B, M, H * D)
-
-
 # ---- sets and latents
-
-
-@spelling((M, H * D), (B, N, H * D), (B, N, H * D))
-def latents_that_are_learned(latents, k, v):
-    """A few queries are learned, and repeated for each input."""
-    q = latents.unsqueeze(0).repeat(B, 1, 1)
-    q, k, v = (each.reshape(B, -1, H, D).permute(0, 2, 1, 3).reshape(B * H, -1, D) for each in (q, k, v))
-    weights = torch.einsum("bid,bjd->bij", q, k).mul(D**-0.5).softmax(dim=-1)
-    return torch.einsum("bij,bjd->bid", weights, v).reshape(B, H, M, D).transpose(1, 2).reshape(B, M, H * D)
 
 
 @spelling((B, M, H, D), (B, N, H, D), (B, N, H, D), Mask((B, N)))
@@ -143,13 +126,98 @@ def gated_rows_with_a_bias_of_pairs(q, k, v, mask, pairs, gate):
     return (torch.sigmoid(gate) * found).flatten(-2)
 
 
-@spelling((2, M, B, H, D), (2, M, B, H, D), (2, M, B, H, D))
-def rows_that_share_their_weights(q, k, v):
-    """Scores are summed over the rows of an alignment."""
-    scores = torch.einsum("rinhd,rjnhd->hnij", q * (D**-0.5 / math.sqrt(2)), k)
-    return torch.einsum("hnij,rjnhd->rinhd", scores.softmax(-1), v)
+TWICE = ((B, H, M, D), (B, H, N, D), (B, H, M, D), (B, H, N, D), (B, H, N, D))
 
 
-@spelling((B, H, M, D), (B, H, N, D), (B, H, N, 3, 2))
-def values_that_are_points(q, k, v):
-    return torch.einsum("bhij,bhjcp->bihcp", (q @ k.mT).softmax(-1), v)
+@spelling(*TWICE, (H, 1, 1), (B, 1, M, 1))
+def difference_by_heads_and_queries(q1, k1, q2, k2, v, of_head, of_query):
+    one, other = torch.softmax(q1 @ k1.mT / 2, -1), torch.softmax(q2 @ k2.mT / 2, -1)
+    return torch.einsum("bhij,bhje->bihe", of_query * one - other * of_head.sigmoid(), v)
+
+
+@spelling((B, 2 * H, M, D), (B, 2 * H, M, D), (B, H, M, D), ())
+def difference_of_halved_heads(q, k, v, part):
+    """As differential transformers have it: twice the heads, then halves of them."""
+    scores = torch.matmul(q * D**-0.5, k.transpose(-1, -2))
+    scores = scores + torch.triu(torch.full((M, M), float("-inf")), 1)
+    weights = F.softmax(scores, dim=-1, dtype=torch.float32).type_as(scores).view(B, H, 2, M, M)
+    return torch.matmul(weights[:, :, 0] - part * weights[:, :, 1], v).transpose(1, 2).reshape(B, M, -1)
+
+
+@spelling((B, H, 3, M, D), (B, H, 3, N, D), (B, H, N, D), (3,))
+def three_terms(q, k, v, parts):
+    one, other, third = (q @ k.mT).softmax(-1).unbind(2)
+    return (parts[0] * one + (other / parts[1] - 0.5 * third)) @ v
+
+
+@spelling(*TWICE)
+def difference_that_is_negated(q1, k1, q2, k2, v):
+    one, other = (q1 @ k1.mT).exp(), (q2 @ k2.mT).softmax(-1)
+    return -(-(one / one.sum(-1, keepdim=True)) + other) @ v
+
+
+# ---- parts of the weights
+
+
+@spelling((B, 2, M, D), (B, 2, N, D), (B, 2, N, D))
+def rows_that_share_their_weights_and_logarithm(q, k, v):
+    scores = torch.einsum("brid,brjd->bij", q, k)
+    return torch.einsum("bij,brjd->irbd", scores.softmax(-1), v), scores.logsumexp(-1)
+
+
+# ---- sinks
+
+
+def with_sinks(scores, sinks, q):
+    return torch.cat([scores, sinks.view(1, H, 1, 1).expand(*q.shape[:3], 1)], -1)
+
+
+@spelling(*HEADS_FIRST, (H,))
+def sinks_of_heads(q, k, v, sinks):
+    logits = with_sinks(q @ k.mT * D**-0.5, sinks, q)
+    logits = logits - logits.max(-1, keepdim=True).values
+    return F.softmax(logits, -1, dtype=torch.float32)[..., :-1].to(v.dtype) @ v
+
+
+@spelling(*HEADS_FIRST, (H,))
+def sinks_beyond_the_number_of_keys(q, k, v, sinks):
+    return with_sinks(q @ k.mT, sinks, q).softmax(-1)[..., 0 : k.shape[-2] : 1] @ v
+
+
+@spelling(*SQUARE, (H,))
+def sinks_where_rows_see_no_key(q, k, v, sinks):
+    scores = (q @ k.mT).masked_fill(torch.ones(M, M, dtype=torch.bool).triu(), float("-inf"))
+    return with_sinks(scores, sinks, q).softmax(-1)[..., :-1] @ v
+
+
+# ---- tensors that multiply scores
+
+
+@spelling(*HEADS_FIRST, (H, 1, 1), (H, M, N))
+def cosines_beside_a_bias(q, k, v, temperature, bias):
+    scores = F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).mT
+    return (temperature.clamp(max=4.6).exp() * scores + bias).softmax(-1) @ v
+
+
+@spelling(*HEADS_FIRST, (H, 1, 1), Mask((B, 1, 1, N)))
+def a_temperature_below_a_mask(q, k, v, temperature, mask):
+    scores = (q @ k.mT).float() * temperature
+    return scores.masked_fill(~mask, float("-inf")).softmax(-1) @ v
+
+
+# ---- keys of several blocks, whose scores are joined
+
+BLOCKS = ((B, H, M, D), (B, H, 4, D), (B, H, 3, D), (B, H, 4, E), (B, H, 3, E))
+
+
+@spelling(*BLOCKS)
+def blocks_of_keys(q, k1, k2, v1, v2):
+    scores = torch.cat([q @ k1.mT, q @ k2.mT], -1) * D**-0.5
+    return scores.softmax(-1) @ torch.cat([v1, v2], dim=-2)
+
+
+@spelling(*BLOCKS, Mask((B, 1, 1, 7)), (H, M, 7))
+def blocks_beside_a_mask_and_a_bias(q, k1, k2, v1, v2, mask, bias):
+    scores = torch.cat((torch.einsum("bhid,bhjd->bhij", q, k1) / 2, torch.einsum("bhid,bhjd->bhij", q, k2) / 2), dim=3)
+    weights = (scores + bias).masked_fill(~mask, float("-inf")).softmax(-1)
+    return torch.einsum("bhij,bhje->bihe", weights, torch.cat((v1, v2), 2))

@@ -10,13 +10,14 @@ from unittest import mock
 
 import pytest
 import torch
-from attention_oracle import oracle
 from kernel_tensors import DEVICE, Poisoned, randn
 
 from einops_fast.attention import attend
+from einops_fast.attention.reference import Math
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.backends.torch.attention import call as torch_attention
 from einops_fast.backends.torch.attention import runs as torch_attention_runs
+from einops_fast.backends.torch.attention.arrays import TorchArrays
 from einops_fast.backends.torch.attention.implementations.triton import Triton
 from einops_fast.backends.triton.attention import plan as attention_plan
 from einops_fast.backends.triton.attention.general.tilings import BackwardTilings, Tiling
@@ -295,3 +296,61 @@ def check_low_precision(spec: AttentionSpec, inputs: AttentionInputs) -> None:
         roundings = 2 if value.numel() < 256 else 0.5
         least = eps * roundings * float(expected[name].double().square().mean().sqrt())
         assert rms(value, expected[name]) <= max(most, least), name
+
+
+def oracle(spec: AttentionSpec, inputs: AttentionInputs, kept: Any = None) -> tuple[Any, Any]:
+    """Return the result and the logarithms in float64, differentiable.
+
+    Args:
+        spec: what to compute.
+        inputs: tensors of any floating dtype.
+        kept: of which weights dropout leaves, shape ``(*batch, q_len, kv_len)``.
+    """
+    if not spec.varlen:
+        # The reference takes no axis that a bias alone has.
+        inputs = replace(inputs, q=inputs.q.expand(*spec.batch, *inputs.q.shape[-2:]))
+    # As the front has it: the last query faces the last key of a cache.
+    alignment = "bottom_right" if spec.cache else spec.alignment
+    with (
+        mock.patch.object(TorchArrays, "dropout", lambda self, x, p: x * kept.reshape(x.shape) / (1 - p)),
+        # What is tested must not be its own measure: on a GPU, the products would be kernels of ours.
+        mock.patch.object(TorchArrays, "einsum", lambda self, equation, a, b: torch.einsum(equation, a, b)),
+    ):
+        return Math().run(replace(spec, dtype="float64", lse=True, alignment=alignment), inputs)
+
+
+FEATURES: dict[str, dict[str, Any]] = {
+    "plain": {"batch": (2,)},
+    "causal": {"causal": True, "batch": (2,)},
+    "causal, last facing last": {"causal": True, "alignment": "bottom_right", "batch": (2,)},
+    "window": {"window": (5, 9), "batch": (2,)},
+    "window, last facing last": {"window": (20, 3), "alignment": "bottom_right", "batch": (2,)},
+    "causal window": {"window": (11, None), "causal": True, "batch": (2,)},
+    "softcap": {"softcap": 2.0, "batch": (2,)},
+    "negative scale": {"scale": -0.3, "batch": (2,)},
+    "bias": {"bias": (2, 2, 21, 37)},
+    "causal bias": {"bias": (2, 2, 21, 37), "causal": True},
+    "bias over batch": {"bias": (1, 2, 21, 37)},
+    "bias over heads, causal": {"bias": (2, 1, 21, 37), "causal": True},
+    "bias by key": {"bias": (1, 2, 1, 37)},
+    "bias by query": {"bias": (2, 1, 21, 1)},
+    "one bias": {"bias": (1, 1, 1, 1)},
+    "mask": {"mask": (2, 2, 21, 37)},
+    "mask by key": {"mask": (2, 1, 1, 37)},
+    "alibi": {"alibi": (1, 2)},
+    "alibi, causal": {"alibi": (2, 2), "causal": True, "alignment": "bottom_right"},
+    "sinks": {"sinks": (1, 2)},
+    "segments": {"segments": (2, 1)},
+    "segments, causal": {"segments": (1, 1), "causal": True},
+    "everything": {
+        "bias": (1, 2, 21, 37),
+        "mask": (2, 1, 21, 37),
+        "alibi": (1, 2),
+        "sinks": (2, 2),
+        "segments": (2, 1),
+        "softcap": 3.0,
+        "causal": True,
+        "window": (30, 30),
+        "alignment": "bottom_right",
+    },
+}

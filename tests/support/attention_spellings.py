@@ -1,4 +1,4 @@
-"""Attention as programs spell it."""
+"""Attention as programs spell it: its contractions, its softmax, its masks, biases and windows."""
 
 import math
 from collections.abc import Callable
@@ -57,11 +57,6 @@ def einsums_with_heads_last(q, k, v):
 
 
 @spelling(*HEADS_FIRST)
-def einsum_with_an_ellipsis(q, k, v):
-    return torch.einsum("...ij,...je->...ie", torch.einsum("...id,...jd->...ij", q, k).softmax(-1), v)
-
-
-@spelling(*HEADS_FIRST)
 def weights_of_keys_first(q, k, v):
     return (k @ q.mT / math.sqrt(D)).softmax(-2).mT @ v
 
@@ -71,31 +66,10 @@ def scores_taken_from_a_bias(q, k, v, bias):
     return (bias - q @ k.mT).softmax(-1) @ v
 
 
-@spelling(*HEADS_FIRST)
-def scaled_keys_and_queries(q, k, v):
-    return torch.softmax((q / 1.7) @ (k * 0.4).permute(0, 1, 3, 2), dim=-1) @ v
-
-
-@spelling(*HEADS_FIRST)
-def batched_products_of_viewed_scores(q, k, v):
-    batch, heads = q.shape[:2]
-    q, k, v = (each.flatten(0, 1) for each in (q, k, v))
-    scores = torch.bmm(q, k.transpose(1, 2)).view(batch, heads, q.shape[1], -1)
-    weights = F.softmax(scores, dim=-1).view(batch * heads, q.shape[1], -1)
-    return torch.bmm(weights, v).view(batch, heads, q.shape[1], -1)
-
-
 @spelling(*HEADS_FIRST, (B * H, M, N))
 def baddbmm(q, k, v, bias):
     q, k, v = (each.flatten(0, 1) for each in (q, k, v))
     return torch.baddbmm(bias, q, k.transpose(1, 2), beta=0.5, alpha=0.4).softmax(-1).bmm(v)
-
-
-@spelling(*HEADS_FIRST)
-def baddbmm_of_nothing(q, k, v):
-    q, k, v = (each.flatten(0, 1) for each in (q, k, v))
-    empty = torch.empty(B * H, M, N, dtype=q.dtype)
-    return torch.bmm(torch.baddbmm(empty, q, k.transpose(1, 2), beta=0, alpha=0.4).softmax(-1), v)
 
 
 @spelling((B, M, 3 * H * D))
@@ -130,11 +104,6 @@ def product_and_sum(q, k, v):
     return (scores.softmax(-1).unsqueeze(-1) * v[:, :, None]).sum(dim=3)
 
 
-@spelling((B, H, 1, D), (B, H, N, D), (B, H, N, E))
-def one_query(q, k, v):
-    return (q @ k.transpose(-1, -2)).softmax(-1) @ v
-
-
 @spelling(*HEADS_FIRST)
 def einsum_of_lists(q, k, v):
     scores = torch.einsum(q, [0, 1, 2, 3], k, [0, 1, 4, 3], [0, 1, 2, 4])
@@ -162,7 +131,248 @@ def scale_as_a_tensor(q, k, v):
     return (q @ k.mT / torch.sqrt(torch.tensor(float(D)))).softmax(-1) @ v
 
 
-@spelling((2, M, H, D), (2, N, D), (2, N, E))
-def queries_and_heads_in_one_axis(q, k, v):
-    weights = torch.bmm(q.reshape(2, M * H, D), k.mT).softmax(-1)
-    return torch.bmm(weights, v).view(2, M, H, E)
+@spelling(*HEADS_FIRST, Mask((B, N)))
+def mask_of_keys_with_new_axes(q, k, v, mask):
+    scores = torch.einsum("bhid,bhjd->bhij", q, k)
+    scores = scores.masked_fill(mask[:, None, None, :] == 0, -1e9)
+    return scores.softmax(-1) @ v
+
+
+@spelling(*HEADS_FIRST, Mask((B, 1, M, N)))
+def mask_of_scores_and_weights(q, k, v, mask):
+    scores = (q @ k.mT).masked_fill(~mask, -1e9)
+    return scores.softmax(-1).masked_fill(mask.logical_not(), 0.0) @ v
+
+
+@spelling(*HEADS_FIRST, (1, H, M, N), (B, 1, 1, N))
+def two_biases(q, k, v, one, other):
+    scores = one + q @ k.mT
+    scores += other
+    return scores.softmax(-1) @ v
+
+
+@spelling(*HEADS_LAST, (M, N, H))
+def bias_with_heads_last(q, k, v, bias):
+    scores = torch.einsum("bihd,bjhd->bijh", q, k) + bias
+    return torch.einsum("bijh,bjhe->bihe", scores.softmax(2), v)
+
+
+@spelling(*SQUARE)
+def causal_by_positions(q, k, v):
+    n = q.shape[2]
+    mask = torch.arange(n)[:, None] >= torch.arange(n)[None, :]
+    return torch.where(mask, torch.einsum("bhid,bhjd->bhij", q, k), -1e9).softmax(-1) @ v
+
+
+@spelling(*SQUARE)
+def causal_by_filling_in_place(q, k, v):
+    mask = torch.empty(B, M, M)
+    mask.fill_(torch.finfo(torch.float32).min)
+    mask.triu_(1)
+    return (q @ k.mT + mask.unsqueeze(1)).softmax(-1) @ v
+
+
+@spelling(*HEADS_FIRST)
+def causal_by_the_positions_of_a_cache(q, k, v):
+    m, n = q.shape[2], k.shape[2]
+    rows = torch.arange(n - m, n)
+    hidden = rows.view(-1, 1) < torch.arange(n).view(1, -1)
+    return (q @ k.mT).masked_fill(hidden, -1e9).softmax(-1) @ v
+
+
+@spelling(*SQUARE, Mask((M, M)))
+def block_mask_by_where(q, k, v, mask):
+    scores = q @ k.mT
+    return torch.where(mask, scores, torch.full_like(scores, float("-inf"))).softmax(-1) @ v
+
+
+@spelling(*SQUARE, Mask((M, M)))
+def where_of_filled_tensors(q, k, v, mask):
+    scores = torch.where(~mask, torch.full((1, 1), -1e9), q @ k.mT)
+    return scores.softmax(-1) @ v
+
+
+@spelling(*HEADS_FIRST, Mask((B, 1, M, N)))
+def gate_of_a_mask(q, k, v, mask):
+    """As GPT-2 had it first."""
+    b = mask.to(q.dtype)
+    return ((q @ k.mT / 2) * b - 1e10 * (1 - b)).softmax(-1) @ v
+
+
+@spelling(*SQUARE)
+def causal_gate(q, k, v):
+    nd, ns = q.shape[-2], k.shape[-2]
+    i, j = torch.arange(nd)[:, None], torch.arange(ns)
+    b = (i >= j - ns + nd).to(q.dtype).view(1, 1, nd, ns)
+    w = torch.matmul(q, k.transpose(-1, -2))
+    return torch.matmul(torch.softmax(w * b + -1e4 * (1 - b), dim=-1), v)
+
+
+# ---- windows
+
+
+@spelling(*HEADS_FIRST)
+def window_at_the_end_of_more_keys(q, k, v):
+    rows, columns = torch.arange(M)[:, None] + N - M, torch.arange(N)[None, :]
+    mask = (columns <= rows + 1) & (columns >= rows - 1)
+    return torch.where(mask, q @ k.mT, -1e9).softmax(-1) @ v
+
+
+@spelling(*SQUARE)
+def window_that_hides_nothing(q, k, v):
+    i = torch.arange(M)
+    return (q @ k.mT).masked_fill((i[:, None] - i).abs() > M, float("-inf")).softmax(-1) @ v
+
+
+@spelling(*SQUARE, Mask((B, 1, 1, M)))
+def window_and_causal_mask_by_two_numbers(q, k, v, mask):
+    """Each query sees itself, so that nobody sees how far the others are hidden."""
+    scores = (q @ k.mT).masked_fill(torch.ones(M, M).triu(1).bool(), float("-inf"))
+    return scores.masked_fill(torch.ones(M, M).tril(-3).bool(), -1e9).softmax(-1) @ (v * mask[..., 1:2])
+
+
+@spelling(*SQUARE)
+def causal_mask_beside_a_bias_of_positions(q, k, v):
+    distance = (torch.arange(M)[:, None] - torch.arange(M)).to(q.dtype)
+    return (q @ k.mT - 0.1 * distance + torch.full((M, M), -1e9).triu(1).type_as(q)).softmax(-1) @ v
+
+
+@spelling(*HEADS_FIRST)
+def softmax_by_a_reciprocal(q, k, v):
+    weights = torch.exp(q @ k.mT)
+    return (weights * weights.sum(-1, keepdim=True).reciprocal()) @ v
+
+
+@spelling(*HEADS_FIRST)
+def exponential_of_log_softmax(q, k, v):
+    return F.log_softmax(q @ k.mT, dim=-1).exp() @ v
+
+
+@spelling(*HEADS_FIRST)
+def scores_in_float64_and_back(q, k, v):
+    scores = (q @ k.mT).double() / 2
+    return scores.softmax(-1).to(q.dtype) @ v
+
+
+# ---- normalized after the product with the values
+
+
+@spelling(*HEADS_LAST)
+def normalized_late_with_heads_last(q, k, v):
+    scores = torch.einsum("bihd,bjhd->bhij", q, k) * 0.5
+    weights = torch.exp(scores - scores.max(dim=-1, keepdim=True)[0])
+    total = weights.sum(-1)
+    return torch.einsum("bhij,bjhe->bihe", weights, v) / total.transpose(1, 2).unsqueeze(-1)
+
+
+# ---- the log-sum-exp as well
+
+
+@spelling(*HEADS_FIRST)
+def weights_by_a_logsumexp_that_is_returned(q, k, v):
+    scores = q @ k.mT / 2
+    lse = torch.logsumexp(scores, dim=-1, keepdim=True)
+    return torch.exp(scores - lse) @ v, lse.squeeze(-1)
+
+
+@spelling(*HEADS_FIRST)
+def softmax_and_logsumexp(q, k, v):
+    scores = torch.einsum("bhid,bhjd->bhij", q, k)
+    lse = scores.logsumexp(-1)
+    return scores.softmax(-1) @ v, lse.transpose(1, 2) * 2
+
+
+@spelling(*HEADS_FIRST)
+def logarithm_of_a_total(q, k, v):
+    scores = torch.einsum("bhid,bhjd->bijh", q, k)
+    weights = scores.exp()
+    total = weights.sum(2)
+    return torch.einsum("bijh,bhje->bihe", weights, v) / total[..., None], total.log()
+
+
+@spelling(*HEADS_FIRST, (H, M, N))
+def logarithms_without_a_kept_axis(q, k, v, bias):
+    scores = q @ k.mT + bias
+    largest = scores.max(-1, keepdim=True).values
+    weights = (scores - largest).exp()
+    total = weights.sum(-1, keepdim=True)
+    return (weights / total) @ v, largest.squeeze(-1) + total.squeeze(-1).log()
+
+
+@spelling(*HEADS_FIRST)
+def a_logarithm_whose_axis_is_put_back(q, k, v):
+    scores = q @ k.mT
+    log = scores.logsumexp(-1)
+    return (scores - log[..., None]).exp() @ v, log
+
+
+@spelling(*HEADS_FIRST)
+def reductions_whose_axes_are_put_back(q, k, v):
+    scores = q @ k.mT
+    weights = (scores - scores.max(-1)[0].unsqueeze(3).detach()).exp()
+    return (weights / weights.sum(-1)[..., None]) @ v
+
+
+@spelling(*HEADS_FIRST)
+def arguments_named_as_in_numpy(q, k, v):
+    scores = q @ k.mT
+    weights = torch.exp(scores - torch.max(scores, axis=-1, keepdims=True)[0])
+    return (weights / torch.sum(weights, axis=-1, keepdims=True)) @ v
+
+
+@spelling(*HEADS_FIRST)
+def a_copy_that_nobody_uses(q, k, v):
+    scores = q @ k.mT
+    before = scores.clone()
+    weights = scores.softmax(-1)
+    del before
+    return weights @ v
+
+
+@spelling(*HEADS_FIRST)
+def distances(q, k, v):
+    squares = q.square().sum(-1, keepdim=True) + k.square().sum(-1)[..., None, :]
+    return (-(squares - 2 * q @ k.mT) / 10).softmax(-1) @ v
+
+
+@spelling((M, D), (N, D), (N, E))
+def functions_for_two_axes(q, k, v):
+    return F.linear(torch.inner(q, k).softmax(-1), v.mT)
+
+
+@spelling((M, D), (N, D), (N, E), (N,))
+def an_added_row(q, k, v, bias):
+    return torch.mm(torch.addmm(bias, q, k.T, beta=2.0, alpha=0.5).softmax(-1), v)
+
+
+@spelling(*HEADS_FIRST)
+def vector_products(q, k, v):
+    scores = torch.linalg.vecdot(q[..., None, :], k[..., None, :, :])
+    return torch.linalg.vecdot(scores.softmax(-1)[..., None], v[..., None, :, :], dim=-2)
+
+
+@spelling(*SQUARE, (M, M))
+def a_bias_that_is_written_to_before(q, k, v, bias):
+    bias = bias.sin()
+    bias[:, 2:4] = -1.0
+    return (q @ k.mT + bias).softmax(-1) @ v
+
+
+@spelling(*HEADS_FIRST)
+def powers_of_two(q, k, v):
+    scores = q @ k.mT / math.log(2)
+    weights = torch.exp2(scores - scores.amax(-1, keepdim=True))
+    return weights @ v / weights.sum(-1, keepdim=True)
+
+
+@spelling(*HEADS_FIRST, Mask((M, N)))
+def the_least_distance(q, k, v, mask):
+    return F.softmin((q @ k.mT).neg().masked_fill(~mask, float("inf")), dim=-1) @ v
+
+
+@spelling(*SQUARE, (M, M))
+def shapes_of_the_scores(q, k, v, bias):
+    scores = q @ k.mT
+    mask = torch.ones_like(scores, dtype=torch.bool).tril()
+    scores = scores + bias.flatten().view(M, M).expand_as(scores) + bias.reshape(-1, 1).reshape_as(scores[0, 0])
+    return torch.where(mask, scores, torch.full_like(scores, float("-inf"))).softmax(-1) @ v

@@ -5,11 +5,17 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import numpy as np
-from attention_spec import SPEC
 
 from einops_fast.attention import choice
 from einops_fast.attention.registry import Implementation
+from einops_fast.attention.spec import AttentionSpec
 from einops_fast.backends.gpus import gpu_ceilings
+
+SPEC = AttentionSpec(
+    batch=(2, 8), q_batch=(2, 8), k_batch=(2, 8), v_batch=(2, 8), q_len=1000, kv_len=1000, head_dim=64, v_head_dim=64,
+    dtype="float16", scale=0.125, strides=((512000, 64, 512, 1),) * 3,
+)  # fmt: skip
+
 
 Q = np.ones((2, 3, 4))
 PATTERN = "b i d, b j d, b j e -> b i e"

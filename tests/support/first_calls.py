@@ -94,10 +94,9 @@ def calls() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
     }  # fmt: skip
 
 
-def results(run: Callable[..., Any], operands: tuple[Any, ...], wide: bool = False) -> list[Any]:
-    """Return the result of a call and its gradients, from wider operands if asked for."""
-    given = [each.detach().double() if wide else each.detach() for each in operands]
-    given = [each.requires_grad_(own.requires_grad) for each, own in zip(given, operands, strict=True)]
+def results(run: Callable[..., Any], operands: tuple[Any, ...]) -> list[Any]:
+    """Return the result of a call and its gradients."""
+    given = [each.detach().requires_grad_(each.requires_grad) for each in operands]
     result = run(*given)
     leaves = [each for each in given if each.requires_grad and result.requires_grad]
     seed = torch.arange(result.numel(), device="cuda").sin().view(result.shape).to(result.dtype)

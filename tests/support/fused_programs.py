@@ -75,3 +75,16 @@ def _doubled(operand: Any) -> Any:
     if not operand.is_floating_point():
         return operand
     return operand.detach().double().requires_grad_(operand.requires_grad)
+
+
+def attend(q: Any, k: Any, v: Any, mask: Any = None, fill: float = float("-inf")) -> Any:
+    scores = torch.einsum("bhid,bhjd->bhij", q, k) / 2
+    if mask is not None:
+        scores = scores.masked_fill(~mask, fill)
+    return torch.einsum("bhij,bhjd->bihd", scores.softmax(-1), v)
+
+
+def operands(*shape: int, dtype: Any = None, count: int = 3) -> list[Any]:
+    generator = torch.Generator().manual_seed(1)
+    made = torch.randn(count, *(shape or (2, 3, 6, 8)), generator=generator)
+    return [each.to(dtype or torch.float32).requires_grad_() for each in made]

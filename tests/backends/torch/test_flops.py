@@ -30,10 +30,6 @@ def meta(*shape: int, gradients: bool = True) -> Any:
     return torch.empty(shape, device="meta", requires_grad=gradients)
 
 
-def test_formulas_are_registered_once() -> None:
-    nn.register_flop_formulas()
-
-
 @pytest.mark.parametrize("equation", ["bij,bjk->bik", "bij,bjk,bkl->bil", "bij,bij->b"])
 def test_einsum_counts_what_explain_says(equation: str) -> None:
     shapes = {"bij": (8, 30, 20), "bjk": (8, 20, 10), "bkl": (8, 10, 5)}

@@ -22,27 +22,12 @@ from einops_fast.backends.clock import EventStopwatch
 from einops_fast.backends.torch import beginning
 from einops_fast.backends.torch.attention import beginning as attention_beginning
 from einops_fast.backends.torch.attention.beginning import first_calls
-from einops_fast.backends.torch.beginning import _gradient_watch, _nodes, meta_like
+from einops_fast.backends.torch.beginning import _gradient_watch
 from einops_fast.backends.torch.ops import begun
 from einops_fast.runtime import tiers
 from einops_fast.runtime.choosing import kernel_hash
 from einops_fast.runtime.plan_cache import clear_plans
-
-
-def test_tensors_without_memory_are_like_others() -> None:
-    x = torch.empty(3, 4, dtype=torch.float16, requires_grad=True).T
-    like = meta_like(x)
-    assert (like.shape, like.stride(), like.dtype, like.requires_grad) == (x.shape, x.stride(), x.dtype, True)
-    assert like.is_leaf
-
-
-def test_gradients_are_timed_from_the_result_to_the_operands() -> None:
-    x, residual, weight = (torch.ones(8, requires_grad=True) for _ in range(3))
-    inner = x * 2
-    result = F.layer_norm(inner.exp() + residual, (8,), weight)
-    names = [type(node).__name__.removesuffix("0") for node in _nodes(result, [inner, residual, weight, None])]
-    assert names == ["NativeLayerNormBackward", "AddBackward", "ExpBackward"]
-    assert _nodes(result.detach(), [inner]) == []
+from einops_fast.runtime.tuning import ANY_SIZE, unchecked_mode
 
 
 @pytest.mark.parametrize("kept", [False, True])
@@ -299,3 +284,50 @@ def test_a_graph_is_captured_of_the_library_s_calls(name: str, decided: list[str
     graph.replay()
     torch.testing.assert_close(captured, first)
     assert not decided
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_many_lengths_share_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few of them try kernels that serve any size; then all calls take these, and none compiles its own."""
+    ran = Ran()
+    monkeypatch.setattr(beginning._MEMORY, "stopwatch", ran.stopwatch({"library": 1.0, ANY_SIZE: 0.5}))
+
+    def kernels(x: Any) -> Any:
+        ran.append(unchecked_mode())
+        return x.sin()
+
+    compiled: list[str] = []
+    monkeypatch.setattr(beginning.CallProblem, "compiled", lambda problem, name: compiled.append(name))
+    rehearsed = [SimpleNamespace(source="the kernel")]
+    monkeypatch.setattr(beginning.CallProblem, "rehearsed", lambda problem, name: rehearsed)
+    monkeypatch.setattr(begun._OperatorProblem, "saves", lambda problem: 1e-4)
+    lengths = [torch.ones(4, size) for size in range(300, 700, 10)]
+    last: list[str] = []
+    for _ in range(60):
+        last.clear()
+        for x in lengths:
+            run = begun.begun(begun.Calls("softmax", ran.way("library"), kernels, (x,), 1, 1.0))
+            torch.testing.assert_close(run(x), x.sin())
+            last.append(ran[-1])
+        time.sleep(0.001)  # another thread prepares
+    assert ran[0] == "library"
+    assert set(last) == {ANY_SIZE}
+    assert compiled == ["kernels for any size"]
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_a_shape_whose_kernels_are_not_there_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though others of its class run by kernels: no call waits for its own."""
+    loaded: list[str] = []
+    monkeypatch.setattr(beginning.CallProblem, "is_loaded", lambda problem, way: bool(loaded.append(way.name)))
+    ways = [lambda x, name=name: name for name in ("library", "kernels")]
+    runs = [begun.begun(begun.Calls("softmax", *ways, (torch.ones(rows, 8),), 1, 1.0)) for rows in (30, 31)]
+    first, second = runs
+    assert first._tiers is second._tiers
+    shared = first._tiers
+    shared.way = shared.problem.named("kernels for any size")
+    assert [run(torch.ones(3, 8)) for run in (first, second, first, second, second)] == [
+        "kernels", "library", "kernels", "library", "library"
+    ]  # fmt: skip
+    assert loaded == ["kernels for any size"]
+    assert first._tiers is shared is not second._tiers

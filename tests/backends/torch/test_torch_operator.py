@@ -72,16 +72,6 @@ def test_operator_takes_a_path() -> None:
         torch.testing.assert_close(got, torch.einsum("ij,jk,kl->il", *operands))
 
 
-def test_operator_writes_what_a_gemm_can_write() -> None:
-    """Where the result has another order, that is a view of the operator's."""
-    from einops_fast.backends.torch.einsum.ops import in_product_order
-
-    assert in_product_order("bhij,bjhd->bihd") == ("bhij,bjhd->bhid", (0, 2, 1, 3))
-    for equation in ("bihd,bjhd->bhij", "bij,bjk->ibk", "ij,jk->ki", "bij,bij->ib", "ij,jk,kl->li", "ij,ij->"):
-        rank = len(equation.partition("->")[2])
-        assert in_product_order(equation) == (equation, tuple(range(rank)))
-
-
 def test_operator_refuses_diagonals() -> None:
     a = tensors("ij", i=3, j=3)[0].requires_grad_()
     with pytest.raises(SubscriptsError, match="take the diagonal first"):

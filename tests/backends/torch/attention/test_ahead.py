@@ -68,13 +68,6 @@ def test_kernels_of_both_ways_are_asked_for_once(asked: list[list[str]]) -> None
     assert not set(forward) & set(backward)
 
 
-def test_other_lengths_are_asked_for_anew(asked: list[list[str]]) -> None:
-    traced()
-    traced(128)
-    ahead.wait()
-    assert len(asked) == 4
-
-
 def test_sizes_that_change_are_left_to_the_call(asked: list[list[str]]) -> None:
     """Also where only the longest sequence is a symbol, which can't be hashed."""
     symbol = ShapeEnv().create_unbacked_symint()

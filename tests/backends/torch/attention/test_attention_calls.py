@@ -191,21 +191,6 @@ def test_dropout_is_drawn_anew_and_again() -> None:
         assert torch.equal(one, other)
 
 
-def test_autocast_and_negated_views() -> None:
-    pattern, shapes, _ = CASES["batch positions heads"]
-    q, k, v = (torch.randn(shape, device=DEVICE) for shape in shapes)
-    with attention_backend("triton"):
-        plain = attention(pattern, q, k, v)
-        with torch.autocast(DEVICE, torch.float16):
-            assert attention(pattern, q, k, v).dtype == torch.float16
-        assert attention(pattern, q, k, v).dtype == torch.float32
-        negated = torch.view_as_complex(torch.stack((k, -k), -1)).conj().imag
-        assert negated.is_neg()
-        torch.testing.assert_close(attention(pattern, q, negated, v), plain)
-        strided = negated.resolve_neg()
-        torch.testing.assert_close(attention(pattern, q, strided, v), plain)
-
-
 @pytest.mark.parametrize("name", ["heads that share", "bias", "sinks"])
 def test_a_batch_of_gradients(name: str) -> None:
     """Of several at a time, torch calls the operator for each."""

@@ -116,27 +116,6 @@ def test_derivatives_where_features_are_made_even(case: str, evened: list[bool])
     assert all(evened)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-@pytest.mark.parametrize(
-    "options", [{}, {"causal": True, "scale": 0.3}, {"bias": BIAS}], ids=["plain", "scale", "bias"]
-)
-@pytest.mark.parametrize("features", [(24, 8), (8, 40)])
-def test_results_and_gradients_where_features_are_made_even(
-    features: tuple[int, int], options: dict[str, Any], dtype: str, evened: list[bool]
-) -> None:
-    low = leaves(4, 2, *features, getattr(torch, dtype))
-    found = []
-    for name, operands in (("cpu", low), ("math", doubled(low))):
-        given = for_operands(options, operands)
-        with attention_backend(name):
-            out = attention(P, *operands, **given)
-            with torch.no_grad():
-                torch.testing.assert_close(attention(P, *operands, **given), out)
-        found.append((out, *torch.autograd.grad((out.double() ** 3).sum(), operands)))
-    assert evened == [True, True]
-    check(*found, TOLERANCES[dtype])
-
-
 def test_what_torch_makes_all_scores_for_stays_as_it_is(evened: list[bool]) -> None:
     """Zeros would gain nothing there."""
     operands = leaves(2, 2, 4, 2)

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 import torch
 import triton
-from attention_oracle import oracle
-from attention_problems import DEVICE, SMALL, attention, check, leaves, randn, run, tiles
+from attention_problems import DEVICE, SMALL, attention, check, leaves, oracle, randn, run, tiles
 from torch_operands import whole
 
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
@@ -51,14 +50,6 @@ def test_dropout_is_the_same_in_every_kernel(options: dict[str, Any]) -> None:
     with pytest.raises(AssertionError), tiles():
         check(spec, inputs, kept=kept, gradients=False)
     assert not other.isnan().any()
-
-
-def test_every_run_gives_the_same_bits() -> None:
-    spec, inputs = attention((1, 3), k_batch=(1, 1), bias=(1, 1, 1, 37), sinks=(1, 3), causal=True)
-    with tiles():
-        first = run(spec, inputs)
-        again = run(spec, inputs)
-    assert all(torch.equal(again[name], value) for name, value in first.items())
 
 
 def test_tiles_do_not_matter() -> None:

@@ -1,12 +1,13 @@
-"""Attention on torch tensors: derivatives, memory, tracing, autocast."""
+"""Attention on torch tensors: derivatives, memory, tracing, autocast, torch.export for any lengths."""
 
 import re
+from typing import Any
 
 import pytest
 import torch
-from attention_leaves import check_same, leaves
-from nested_tensors import jagged
+from attention_leaves import check_same, jagged, leaves
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
+from torch.export import Dim, export
 from torch.nn.functional import scaled_dot_product_attention as native
 from torch_operands import whole
 
@@ -57,30 +58,6 @@ def test_without_keys_gradients_are_zeros():
     gradients = torch.autograd.grad(found, operands, torch.ones_like(found))
     assert torch.equal(found, torch.zeros(2, 5, 3, dtype=torch.float64))
     torch.testing.assert_close(gradients, tuple(map(torch.zeros_like, operands)), rtol=0, atol=0)
-
-
-def test_rows_without_keys_have_no_gradients():
-    q, k, v, bias = leaves((2, 4, 2, 3), (2, 5, 2, 3), (2, 5, 2, 3), (4, 5))
-    mask = torch.zeros(4, 5, dtype=torch.bool)
-    mask[1] = True
-    for name in ("math", "cpu"):
-        with attention_backend(name):
-            found = attention(q, k, v, layout="bshd", mask=mask, bias=bias)
-        assert not found[:, [0, 2, 3]].any()
-        gradients = torch.autograd.grad(found.square().sum(), [q, k, v, bias])
-        assert all(gradient.isfinite().all() for gradient in gradients)
-        assert not gradients[0][:, [0, 2, 3]].any()
-        assert not gradients[3][[0, 2, 3]].any()
-        assert gradients[0][:, 1].any()
-
-
-def test_packed_sequences_have_gradients():
-    q, k, v = leaves((6, 2, 3), (7, 1, 3), (7, 1, 2))
-    ends = torch.tensor([0, 2, 2, 5]), torch.tensor([0, 3, 4, 7])
-    assert gradcheck(
-        lambda q, k, v: attention(q, k, v, layout="thd", cu_seqlens_q=ends[0], cu_seqlens_kv=ends[1], causal=True),
-        (q, k, v),
-    )
 
 
 def test_forward_mode_and_function_transforms():
@@ -215,3 +192,32 @@ def test_autocast_converts_as_torch_s_function_does():
         (gradient,) = torch.autograd.grad(found.sum(), q)
         assert gradient.dtype == torch.float32
     assert attention(q, k, v, layout="bshd").dtype == torch.float32
+
+
+CALLS: dict[str, Any] = {
+    "bottom_right": lambda q, k: attention(q, k, k, layout="bhsd", causal="bottom_right"),
+    "shared keys": lambda q, k: attention(q, k[:, :1], k[:, :1], layout="bhsd", causal="bottom_right"),
+    "bias": lambda q, k: attention(q, k, k, layout="bhsd", causal="bottom_right", bias=q @ k.mT),
+    "window": lambda q, k: attention(q, k, k, layout="bhsd", window=(2, 1), alignment="bottom_right"),
+    "top_left": lambda q, k: attention(q, k, k, layout="bhsd", causal=True, softcap=3.0),
+}
+
+
+def operands(queries: int, keys: int) -> tuple[Any, Any]:
+    return torch.randn(2, 3, queries, 8), torch.randn(2, 3, keys, 8)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("name", CALLS)
+def test_lengths_need_not_differ_as_when_exported(name: str, strict: bool) -> None:
+    call = CALLS[name]
+
+    class Module(torch.nn.Module):  # type: ignore[misc]
+        def forward(self, q: Any, k: Any) -> Any:
+            return call(q, k)
+
+    sizes = {"q": {2: Dim("n", min=2, max=99)}, "k": {2: Dim("m", min=2, max=99)}}
+    exported = export(Module(), operands(5, 7), dynamic_shapes=sizes, strict=strict).module()
+    for lengths in ((6, 6), (5, 7), (9, 4), (2, 30)):
+        q, k = operands(*lengths)
+        torch.testing.assert_close(exported(q, k), call(q, k))

@@ -58,12 +58,3 @@ def test_attention() -> None:
             found.append([result.detach(), logs.detach(), *wanted])
     for plain, of_view in zip(*found, strict=True):
         torch.testing.assert_close(of_view, plain)
-
-
-def test_gradient_of_an_attention() -> None:
-    spec, inputs = attention((2,), 5, 7, 8, dtype="float64", gradients=True)
-    back, k = randn(2, 5, 8, seed=3), leaf(inputs.k)
-    with tiles():
-        result, _ = triton_attention(spec, AttentionInputs(inputs.q, k, inputs.v))
-        found = [torch.autograd.grad(result, k, each, retain_graph=True)[0] for each in (back, negated(back))]
-    torch.testing.assert_close(*found)

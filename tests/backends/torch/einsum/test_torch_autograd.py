@@ -4,6 +4,7 @@ Tests that could turn out otherwise on a GPU take a ``device``; `pytest -m gpu` 
 """
 
 import itertools
+import random
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -16,11 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from torch.autograd.graph import saved_tensors_hooks
-from torch.func import grad, hessian, jvp, vjp, vmap
+from torch.func import jvp, vmap
 from torch.utils.checkpoint import checkpoint
-from torch_operands import EQUATIONS, LARGE, LAYOUTS, Einsum, tensors, terms_of
+from torch_operands import EQUATIONS, LARGE, LAYOUTS, Einsum, tensors
 
-from einops_fast import contract_expression, explain, fast_einsum, patched
+from einops_fast import contract_expression, fast_einsum, patched
 from einops_fast.backends.torch.einsum import autograd
 from einops_fast.planning.notation import parse
 from einops_fast.planning.plan import make_plan
@@ -44,20 +45,6 @@ def gradients(einsum: Einsum, equation: str, operands: Sequence[Any]) -> Sequenc
 def check_gradients(equation: str, operands: Sequence[Any]) -> None:
     """They are those of torch's einsum."""
     torch.testing.assert_close(gradients(fast_einsum, equation, operands), gradients(torch.einsum, equation, operands))
-
-
-@pytest.mark.parametrize("equation", ["ij,jk->ik", "bij,bjk->ibk", "ij,jk,kl->il"])
-def test_gradient_is_kept_where_it_is_wanted(equation: str) -> None:
-    """Also when a plan for operands without gradients is cached already."""
-    operands = tensors(equation)
-    for wanted in itertools.product([False, True], repeat=len(operands)):
-        for operand, wants in zip(operands, wanted, strict=True):
-            operand.requires_grad_(wants)
-        assert fast_einsum(equation, *operands).requires_grad == any(wanted)
-        with torch.no_grad():
-            assert not fast_einsum(equation, *operands).requires_grad
-        if any(wanted):
-            check_gradients(equation, operands)
 
 
 def test_gradient_of_one_tensor_as_two_operands() -> None:
@@ -114,31 +101,6 @@ def test_vmap(equation: str, device: str) -> None:
         torch.testing.assert_close(mapped_call(fast_einsum), mapped_call(torch.einsum))
 
 
-@pytest.mark.parametrize("equation", EQUATIONS)
-@pytest.mark.parametrize("transform", ["grad", "jvp", "vjp", "hessian", "vmap of grad"])
-def test_transforms(equation: str, transform: str) -> None:
-    operands = tensors(equation)
-    fast_einsum(equation, *operands)
-
-    def transformed(einsum: Einsum) -> Any:
-        def call(*operands: Any) -> Any:
-            return einsum(equation, *operands)
-
-        def scalar(*operands: Any) -> Any:
-            return call(*operands).sin().sum()
-
-        if transform == "jvp":
-            return jvp(call, tuple(operands), tuple(operand.cos() for operand in operands))
-        if transform == "vjp":
-            result, pull = vjp(call, *operands)
-            return pull(result)
-        if transform == "vmap of grad":
-            return vmap(grad(scalar))(*[torch.stack([operand, operand.sin()]) for operand in operands])
-        return {"grad": grad, "hessian": hessian}[transform](scalar)(*operands)
-
-    torch.testing.assert_close(transformed(fast_einsum), transformed(torch.einsum))
-
-
 # ---- equations and operands beyond those of every test
 
 MORE = [
@@ -170,16 +132,6 @@ def test_derivatives(equation: str, dtype: str, device: str) -> None:
 def test_gradients_of_any_layout(equation: str, layout: Any, device: str) -> None:
     """Of an expanded operand, too: each of the elements that share their memory has one of its own."""
     check_gradients(equation, [layout(each).requires_grad_() for each in tensors(equation, device, **LARGE)])
-
-
-@pytest.mark.parametrize("equation", ["ij,jk->ik", "bij,bjk->ibk", "bij,bij->bi", "i,j->ij", "ij,jk,kl->il"])
-def test_derivatives_of_broadcast_axes(equation: str) -> None:
-    for at, axis in itertools.product(range(len(terms_of(equation))), (0, -1)):
-        operands = tensors(equation)
-        operands[at] = operands[at].narrow(axis, 0, 1).clone()
-        operands = [operand.requires_grad_() for operand in operands]
-        assert gradcheck(partial(fast_einsum, equation), operands)
-        assert gradgradcheck(partial(fast_einsum, equation), operands, fast_mode=True)
 
 
 @pytest.mark.parametrize("equation", ["ij,jk->ik", "bij,bjk->ibk", "ij,ij->i", "ij,jk,kl->il"])
@@ -314,24 +266,6 @@ def test_every_way_to_call_records_one_node() -> None:
         assert nodes(torch.einsum(PAIR, *operands)) == ["FastEinsumBackward"]
 
 
-def test_a_pair_at_a_time_is_recorded() -> None:
-    operands = leaves("aij,ajk,akl->ial", **LARGE)
-    result = fast_einsum("aij,ajk,akl->ial", *operands, optimize=[(0, 1), (0, 1)])
-    assert nodes(result)[0] == "FastEinsumBackward"
-    assert len(nodes(result)) > 1
-    for operand in operands[:2]:
-        operand.requires_grad_(False)
-    result = fast_einsum("aij,ajk,akl->ial", *operands, optimize=[(0, 1), (0, 1)])
-    assert nodes(result) == ["FastEinsumBackward"]
-
-
-@pytest.mark.parametrize("equation", ["ij,jk->ik", "bij,bjk->ibk", "bind,bjnd->bnij", "aij,ajk,kl->ail"])
-def test_plan_is_the_one_of_a_call_without_gradients(equation: str) -> None:
-    operands = tensors(equation, **LARGE)
-    wanted = explain(equation, *operands).steps
-    assert explain(equation, *[operand.requires_grad_() for operand in operands]).steps == wanted
-
-
 @pytest.mark.parametrize("equation", ["ij,jk->ik", "bij,bjk->ibk", "bij,bij->bi", "ij,jk,kl->il"])
 def test_autocast_gradients(equation: str, device: str) -> None:
     operands = leaves(equation, device, torch.float32, **LARGE)
@@ -395,3 +329,35 @@ def test_on_a_gpu_a_gradient_lies_as_its_operand(at: int, order: str) -> None:
     ]
     given = make_plan(parse("bhij,bjhd->bihd", (4, 4)), operands, TARGET, Numerics("float16", "float16"))
     assert autograd._gradient(given, at, "bihd").keywords["order"] == order
+
+
+def _outcome(einsum: Any, equation: str, *operands: Any) -> Any:
+    leaves = [each for each in operands if each.requires_grad]
+    try:
+        result = einsum(equation, *operands)
+        return result, *torch.autograd.grad(result.sum(), leaves)
+    except RuntimeError as error:
+        if "Inference tensors" not in str(error):
+            raise
+        return None
+
+
+@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("count", [2, 3])
+def test_what_torch_records_is_recorded(seed: int, count: int) -> None:
+    chance = random.Random(seed)
+    sizes = {label: chance.choice([1, 2, 3]) for label in "abcde"}
+    terms = ["".join(chance.sample("abcde", chance.randint(1, 4))) for _ in range(count)]
+    every = sorted(set("".join(terms)))
+    equation = f"{','.join(terms)}->{''.join(chance.sample(every, chance.randint(0, 3) % len(every)))}"
+    shapes = [[sizes[label] for label in term] for term in terms]
+    operands = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    at = chance.randrange(count)
+    with torch.inference_mode():
+        operands[at] = torch.randn(shapes[at], dtype=torch.float64)
+    expected = _outcome(torch.einsum, equation, *operands)
+    for _ in range(3):
+        found = _outcome(fast_einsum, equation, *operands)
+        if expected is not None:
+            assert found is not None
+            torch.testing.assert_close(found, expected)

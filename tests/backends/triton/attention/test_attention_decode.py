@@ -6,8 +6,7 @@ from unittest import mock
 
 import pytest
 import torch
-from attention_oracle import oracle
-from attention_problems import attention, cached, check, randn, rms, run
+from attention_problems import attention, cached, check, oracle, randn, rms, run
 from hopper_attention import MARKS, ON_GPU, hopper_kernels
 
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec

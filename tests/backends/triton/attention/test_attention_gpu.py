@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from attention_oracle import oracle
-from attention_problems import attention, check_low_precision, leaves, randn, rms, run
+from attention_problems import attention, check_low_precision, leaves, oracle, randn, rms, run
 from graphs import captured
 
 from einops_fast.attention.spec import AttentionInputs

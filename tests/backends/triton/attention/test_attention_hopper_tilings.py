@@ -1,13 +1,16 @@
-"""Which tiles Hopper's attention kernels have, and that there is room for them."""
+"""Which tiles Hopper's attention kernels have, that there is room for them, and how far masks show something."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
+from attention_problems import DEVICE, Poisoned, attention
 from gluon_on_cpu import functions_on_cpu
 
 from einops_fast.attention.spec import AttentionSpec
-from einops_fast.backends.triton.attention.around import copyable
-from einops_fast.backends.triton.attention.around.heads_apart import pays_apart
+from einops_fast.backends.torch.attention.layouts import problem_of
+from einops_fast.backends.triton.attention.around import copyable, mask_bounds
 from einops_fast.backends.triton.attention.hopper import positions
 from einops_fast.backends.triton.attention.hopper.call import numbers_of, programs_of
 from einops_fast.backends.triton.attention.hopper.tiles import HopperTiling
@@ -16,7 +19,6 @@ from einops_fast.backends.triton.attention.hopper.tilings import (
     fitting,
     forward_shapes,
     keys_shapes,
-    parts_of_sums,
     queries_shapes,
     shared_bytes,
 )
@@ -105,15 +107,6 @@ def test_tiles_of_the_forward_kernel(
     assert forward(planned(heads, length, features, **options)).groups == groups
 
 
-@pytest.mark.parametrize(
-    ("tiles", "sharers", "least", "most"),
-    [(16, 256, 6, 9), (128, 64, 1, 1), (2000, 8, 1, 1), (1, 2048, 40, 132), (3, 2, 1, 2), (200, 1000, 1, 3)],
-)
-def test_in_how_many_parts_a_gradient_is_summed_up(tiles: int, sharers: int, least: int, most: int) -> None:
-    """A few tiles that many elements share keep the device busy only in parts."""
-    assert least <= parts_of_sums(tiles, sharers, 132) <= most
-
-
 @pytest.mark.parametrize(("length", "copied"), [(1 << 22, True), (1 << 24, False)])
 def test_no_copies_of_what_takes_64_bits_inside_a_tile(length: int, copied: bool) -> None:
     """Where features lie that far apart, the general kernels read the arrays as they lie."""
@@ -157,22 +150,40 @@ def test_causal_tiles_are_dealt_out_evenly(heads: int, length: int, units: int, 
     assert max(blocks) <= most * sum(blocks) / units
 
 
-@pytest.mark.parametrize(
-    ("batch", "length", "head_dim", "options", "pays"),
-    [
-        ((1, 8, 4), 4096, 128, {"causal": True}, False),  # twice as many tiles as multiprocessors
-        ((1, 4, 7), 3000, 128, {"causal": True}, True),  # 96 tiles
-        ((1, 1, 8), 4096, 256, {"causal": True}, True),  # 32
-        ((1, 9, 8), 2048, 128, {}, True),  # 144, which leaves most of a second round empty
-        ((1, 1, 8), 64, 64, {}, False),  # too little to do
-        ((1, 1, 1), 4096, 64, {}, False),  # nothing is shared
-        ((1, 1, 8), 4096, 64, {"varlen": True}, False),
-        ((1, 1, 8), 0, 64, {}, False),
-    ],
-)
-def test_where_gradients_of_each_head_pay(
-    batch: tuple[int, ...], length: int, head_dim: int, options: dict[str, Any], pays: bool
-) -> None:
-    keys = (*batch[:2], 1)
-    spec = AttentionSpec(batch, batch, keys, keys, length, length, head_dim, head_dim, "bfloat16", 1.0, **options)
-    assert pays_apart(spec, 132) is pays
+SHAPES = [(2, 3, 200, 500), (2, 1, 200, 500), (1, 1, 200, 500), (2, 1, 1, 500), (1, 3, 200, 1), (1, 1, 1, 1)]
+
+
+def planned_for(mask: Any) -> tuple[Problem, HopperTiling]:
+    spec, inputs = attention((2, 3), 200, 500, mask=tuple(mask.shape))
+    inputs.mask = mask
+    given = problem_of(spec, tuple(vars(inputs).values()), ((9, 0), 132))
+    return given, fitting(given, forward_shapes(given), spec.kv_len, bytes_of_one)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("moved", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_bounds(shape: tuple[int, ...], moved: bool, turned: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    mask = torch.rand(shape, generator=generator) < 0.003
+    mask[..., shape[-2] // 2 :, :] &= torch.arange(shape[-1]) > shape[-1] // 3
+    mask[-1, :, :64, : shape[-1] - 1] = False  # more than is looked at at a time, and all of one of two tiles
+    mask[-1, ..., :64] = False
+    if moved:
+        mask = mask.mT.contiguous().mT
+    mask = mask.to(DEVICE)
+    given, tiling = planned_for(mask)
+    tiling = replace(tiling, turned=turned)
+    launch, places = mask_bounds.mask_bounds(given, tiling)
+    (room,) = launch.rooms
+    found = Poisoned().workspace(mask, room.elements, room.dtype)
+    launch.call(Poisoned(), 0, mask, found)
+    found = found.cpu()
+    seen = (mask.mT if turned else mask).expand(2, 3, *((500, 200) if turned else (200, 500))).cpu()
+    for element, rows in enumerate(seen.flatten(0, 1)):
+        # Axes that merge are counted as one.
+        digits = (0, element // 3, element % 3) if len(given.sizes) > 1 else (0, 0, element)
+        for tile in range(-(-len(rows) // 64)):
+            shown = rows[64 * tile : 64 * (tile + 1)].any(0).nonzero().flatten().tolist()
+            at = sum(digit * stride for digit, stride in zip((*digits, tile), places, strict=True))
+            assert found[at : at + 2].tolist() == ([shown[0], shown[-1] + 1] if shown else [rows.shape[-1], 0])

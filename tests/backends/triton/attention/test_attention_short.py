@@ -6,8 +6,7 @@ from unittest import mock
 
 import pytest
 import torch
-from attention_features import FEATURES
-from attention_problems import DEVICE, Poisoned, attention, check, check_low_precision, randn, run, tiles
+from attention_problems import DEVICE, FEATURES, Poisoned, attention, check, check_low_precision, randn, run, tiles
 
 from einops_fast.backends.torch.attention import runs as torch_attention_runs
 from einops_fast.backends.triton.attention.short import plan as short_plan

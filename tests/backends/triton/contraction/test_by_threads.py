@@ -75,24 +75,6 @@ def tilings_of(equation: str, *shapes: tuple[int, ...]) -> list[FmaTiling]:
     return [tiling for _, tiling in tilings(loops, ON)]
 
 
-@pytest.mark.parametrize(
-    ("rows", "columns", "height", "width"),
-    [
-        (1 << 16, 24, None, 24),
-        (1 << 16, 288, None, 96),
-        (1 << 16, 200, None, 104),
-        (100, 50, 104, None),
-        (208, 64, 104, None),
-        (72, 50, 72, None),
-    ],
-)
-def test_rows_and_columns_in_parts(rows: int, columns: int, height: int | None, width: int | None) -> None:
-    """Where their number is no power of two, tiles are tried that leave less of them empty."""
-    found = tilings_of("bik,bjk->bij", (64, rows, 128), (64, columns, 128))
-    assert height is None or height in {tiling.rows.width for tiling in found if tiling.below}
-    assert width is None or width in {tiling.columns.width for tiling in found if tiling.further}
-
-
 @pytest.mark.parametrize("rows", [32, 72, 100, 288])
 @pytest.mark.parametrize("columns", [32, 50, 96])
 def test_lanes_read_from_all_banks(rows: int, columns: int) -> None:
@@ -136,8 +118,3 @@ def _all_places(bases: list[list[int]]) -> list[tuple[int, int]]:
     for row, at in bases:
         found += [(row ^ other, at ^ position) for other, position in found]
     return found
-
-
-def test_no_more_stages_than_steps() -> None:
-    """Tiles with one step have room for two, and leave the rest to other programs."""
-    assert {tiling.stages for tiling in tilings_of("ik,kj->ij", (1 << 16, 16), (16, 64))} == {2}

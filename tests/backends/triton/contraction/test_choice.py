@@ -1,4 +1,4 @@
-"""How a way to run a step is chosen: by prediction, by measurement, from disk."""
+"""How a way to run a step is chosen: by prediction, by measurement, from disk; what loops and copies cost."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -8,11 +8,16 @@ import pytest
 import torch
 from fake_memory import FakeMemory
 
+from einops_fast.backends.gpus import gpu_ceilings
 from einops_fast.backends.memory import Memory
 from einops_fast.backends.triton.contraction import candidates as module
 from einops_fast.backends.triton.contraction import choice as choice_module
 from einops_fast.backends.triton.contraction.choice import Choice, chosen_run
 from einops_fast.backends.triton.contraction.library import Candidate
+from einops_fast.backends.triton.contraction.loops.kernel import ReductionTiling
+from einops_fast.backends.triton.contraction.loops.tilings import tilings
+from einops_fast.backends.triton.contraction.problems import Reduction
+from einops_fast.backends.triton.device.tiling import Axis
 from einops_fast.planning.epilogue import Epilogue
 from einops_fast.planning.steps import Fused, Loop
 from einops_fast.runtime import disk_cache, tiers
@@ -283,3 +288,33 @@ def test_calls_pass_by_while_there_is_nothing_to_try_with_them(
     assert not choose.passes()
     assert choose.each_in() == 1
     assert not offer(Way("one", 10, 9), library=library(10, 7), mode="wait").passes()
+
+
+ON = gpu_ceilings("H200")
+ROWS = 264066
+
+
+def fastest(free: Axis, summed: Axis, operands: int) -> tuple[float, ReductionTiling]:
+    return tilings(Reduction(operands, (free,), (summed,)), "float16", ON)[0]
+
+
+def test_lanes_without_an_element_take_as_long_as_others() -> None:
+    """Of rows of 33 elements, a tile of 64 leaves half of each warp idle."""
+    _, odd = fastest(Axis(ROWS, (33, 33, 1)), Axis(33, (1, 1, 0)), 2)
+    assert odd.summed.block < 33
+
+
+def test_odd_rows_take_longer_than_others_of_as_many_bytes() -> None:
+    """Elements are loaded one by one."""
+    odd, _ = fastest(Axis(ROWS, (65, 65, 1)), Axis(65, (1, 1, 0)), 2)
+    even, _ = fastest(Axis(ROWS, (64, 64, 1)), Axis(64, (1, 1, 0)), 2)
+    assert odd > 1.1 * even
+
+
+def test_elements_of_one_sector_are_read_once() -> None:
+    """A diagonal of blocks of 4 by 4 takes no more sectors than one row of each."""
+    diagonal, _ = fastest(Axis(1200000, (16, 1)), Axis(4, (5, 0)), 1)
+    row, _ = fastest(Axis(1200000, (16, 1)), Axis(4, (1, 0)), 1)
+    apart, _ = fastest(Axis(1200000, (256, 1)), Axis(4, (64, 0)), 1)
+    assert diagonal < 1.5 * row
+    assert diagonal < apart / 1.5

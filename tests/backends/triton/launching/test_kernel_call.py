@@ -1,4 +1,4 @@
-"""The launcher on a CPU: what Triton's launcher is called with, and what is made again."""
+"""The launcher on a CPU: what Triton's launcher is called with, and kernels that the compiler would change."""
 
 from typing import Any, NamedTuple
 from unittest import mock
