@@ -11,13 +11,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from optional_mxnet import mxnet_or_skip
 from python_process import ROOT, run_python
 
-from einops_fast.backends import registered
 from einops_fast.cli import main
 from einops_fast.patching.patch import FUNCTIONS
-from einops_fast.planning.cost import ITEM_SIZES
 from einops_fast.runtime import disk_cache
 
 SCRIPT = """
@@ -371,19 +368,6 @@ def test_an_output_that_takes_nothing(command, unbuffered, cache, monkeypatch):
     assert told("| true") == (0, "")
     if os.path.exists("/dev/full") and not (unbuffered and "help" in command):  # which argparse prints, or not
         assert told(">/dev/full") == (2, f"einops-fast: [Errno {errno.ENOSPC}] {os.strerror(errno.ENOSPC)}\n")
-
-
-@pytest.mark.filterwarnings("ignore:ComplexHalf")
-@pytest.mark.parametrize("backend", registered())
-def test_explains_each_dtype_or_says_that_there_is_none(backend, capsys):
-    mxnet_or_skip() if backend == "mxnet" else pytest.importorskip(backend)
-    for dtype in ITEM_SIZES:
-        status = main(["explain", "ij,jk", "2,3", "3,4", "--backend", backend, "--dtype", dtype])
-        printed = capsys.readouterr()
-        if status:
-            assert (status, printed.err) == (2, f"einops-fast: {backend} has no dtype {dtype!r}\n")
-        else:
-            assert f"on {backend} (" in printed.out
 
 
 def test_prints_what_cannot_be_encoded(cache, monkeypatch):

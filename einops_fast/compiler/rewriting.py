@@ -90,7 +90,7 @@ def _free_examples(graph: Graph) -> None:
             continue
         shape = tuple(value.shape)
         if node.op == "call_method" and name in ("reshape_as", "expand_as"):
-            node.target, node.args, node.kwargs = node.target.removesuffix("_as"), (source_of(node), shape), {}
+            node.target, node.args, node.kwargs = node.target.partition("_")[0], (source_of(node), shape), {}
         elif name in ("zeros_like", "ones_like", "full_like") and value.is_contiguous():
             options = {each: node.kwargs[each] for each in ("fill_value", "requires_grad") if each in node.kwargs}
             node.op, node.target, node.args = "call_function", getattr(torch, name[:-5]), (shape, *node.args[1:])

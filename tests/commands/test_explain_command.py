@@ -10,12 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from optional_mxnet import mxnet_or_skip
 from python_process import run_python
 
 from einops_fast import explain, explain_attention
+from einops_fast.backends import registered
 from einops_fast.backends.absent_gpu import absent_gpu, aiming
 from einops_fast.cli import _parser, main
 from einops_fast.commands.parser import numbers
+from einops_fast.planning.cost import ITEM_SIZES
 from einops_fast.profiles.__main__ import parser_of
 from einops_fast.runtime import disk_cache
 
@@ -227,3 +230,16 @@ def test_completion() -> None:
     for word in ("explain", "doctor", "--memory-limit", "--patch", "--quick"):
         assert re.search(rf"['( ]{word}[') ]", script), word
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+@pytest.mark.parametrize("backend", registered())
+def test_explains_each_dtype_or_says_that_there_is_none(backend, capsys):
+    mxnet_or_skip() if backend == "mxnet" else pytest.importorskip(backend)
+    for dtype in ITEM_SIZES:
+        status = main(["explain", "ij,jk", "2,3", "3,4", "--backend", backend, "--dtype", dtype])
+        printed = capsys.readouterr()
+        if status:
+            assert (status, printed.err) == (2, f"einops-fast: {backend} has no dtype {dtype!r}\n")
+        else:
+            assert f"on {backend} (" in printed.out

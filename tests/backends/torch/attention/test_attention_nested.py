@@ -1,4 +1,4 @@
-"""Attention of torch's nested tensors: jagged in and out, packed, with patterns of further arrays, in modules."""
+"""Attention of torch's nested tensors, jagged in and out, packed, in modules; strided ones are refused everywhere."""
 
 from typing import Any
 
@@ -10,7 +10,16 @@ from attention_problems import DEVICE, randn, whole_calls
 from attention_reference import naive
 from torch_operands import whole
 
-from einops_fast import OperandError, attention, attention_backend, scaled_dot_product_attention
+from einops_fast import (
+    OperandError,
+    attention,
+    attention_backend,
+    contract_expression,
+    fast_einsum,
+    ops,
+    patched,
+    scaled_dot_product_attention,
+)
 
 
 @pytest.mark.parametrize("transposed", [False, True])
@@ -173,3 +182,41 @@ def test_compiles_whole(name: str) -> None:
         gradients = [torch.autograd.grad(each.values().square().sum(), x)[0] for each in (found, expected)]
     torch.testing.assert_close(found.values(), expected.values())
     torch.testing.assert_close(gradients[0].values(), gradients[1].values())
+
+
+PAIR = contract_expression("bij,bjk->bik", (2, 3, 3), (2, 3, 3))
+ROWS = "b i d, b j d, b j e -> b i e"
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("lengths", [1, 6])
+@pytest.mark.parametrize(
+    ("call", "count"),
+    [
+        (lambda a, b: fast_einsum("bij,bjk->bik", a, b), 2),
+        (lambda a: fast_einsum("bij->jib", a), 1),
+        (lambda a, b, c: fast_einsum("bij,bjk,bkl->bil", a, b, c), 3),
+        (PAIR, 2),
+        (lambda q, k, v: attention(ROWS, q, k, v), 3),
+        (scaled_dot_product_attention, 3),
+        (lambda x: ops.softmax(x, -1), 1),
+        (lambda x: ops.layer_norm(x, 3), 1),
+        (lambda x, w: ops.linear(x, w[0]) if not w.is_nested else ops.linear(x, w), 2),
+    ],
+)
+def test_a_tensor_without_sizes_is_refused_after_calls_on_others(call: Any, count: int, lengths: int) -> None:
+    """What compares tensors with those of a kept plan is C++, where to ask such a tensor for its sizes ends all."""
+    nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)])
+    for size in range(2, 2 + lengths):
+        for gradients in (False, True):
+            for _ in range(3):
+                call(*[torch.ones(2 if call is PAIR else size, 3, 3, requires_grad=gradients) for _ in range(count)])
+    for first in range(count):
+        operands = [nested if at >= first else torch.ones(2, 3, 3) for at in range(count)]
+        with pytest.raises(OperandError, match="nested"):
+            call(*operands)
+    with patched("torch"):
+        for _ in range(4):
+            torch.einsum("bij,bjk->bik", torch.ones(2, 3, 3), torch.ones(2, 3, 3))
+        with pytest.raises(RuntimeError):
+            torch.einsum("bij,bjk->bik", torch.ones(2, 3, 3), nested)
