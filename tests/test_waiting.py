@@ -40,7 +40,7 @@ def test_expanded_operands_and_several_shapes() -> None:
     for size in (3, 4):
         fast_einsum("bij,bjk->bik", torch.randn(1, 2, size).expand(5, 2, size), torch.randn(5, size, 6))
     wait_for_kernels()
-    assert len(compiled) == 4  # with gradients recorded, and without
+    assert len(compiled) == 2  # whether gradients are recorded makes no difference where nobody asks for them
 
 
 def test_patched_calls() -> None:
