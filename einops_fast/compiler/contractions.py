@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from torch.fx import Node
 from torch.nn import Parameter
 
-from einops_fast.compiler.constants import constant_of
+from einops_fast.compiler.constants import constant_of, guarded
 from einops_fast.compiler.nest import Dims, Label, fresh
 from einops_fast.compiler.nodes import (
     argument,
@@ -63,7 +63,7 @@ def product_of(node: Node, dims: Dims) -> Product | None:
     if name in _WITH_ADDEND:
         one, other = _WITH_ADDEND[name]
         found = _spelled(_PRODUCT, (argument(node, 1, one), argument(node, 2, other)), dims)
-        beta, alpha = constant_of(argument(node, 3, "beta", 1)), constant_of(argument(node, 4, "alpha", 1))
+        beta, alpha = [constant_of(guarded(argument(node, at, name, 1))) for at, name in ((3, "beta"), (4, "alpha"))]
         if found is None or beta is None or alpha is None or not isinstance(source_of(node), Node):
             return None
         # With beta=0 what is added is ignored, whatever it holds.

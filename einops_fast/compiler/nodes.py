@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from einops_fast.errors import EinsumError
 from einops_fast.planning.notation import Subscripts, parse
@@ -90,6 +91,14 @@ def dtype_of(node: Any) -> torch.dtype | None:
 def same_size(one: Any, other: Any) -> bool:
     """Return whether two sizes, either of which may be symbolic, are equal whatever the symbols stand for."""
     return bool(expression(one) == expression(other))
+
+
+def is_known(size: Any, other: Any) -> bool:
+    """Return whether a size equals an expression by what the program has required so far of sizes that change."""
+    if not isinstance(size, torch.SymInt):
+        return False
+    environment: Any = size.node.shape_env
+    return statically_known_true(size == environment.create_symintnode(other, hint=size.node.hint))
 
 
 def expression(size: Any) -> Any:

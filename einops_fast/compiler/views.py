@@ -20,6 +20,7 @@ from einops_fast.compiler.nodes import (
     dtype_of,
     example_of,
     expression,
+    is_known,
     name_of,
     read_einsum,
     same_size,
@@ -65,7 +66,7 @@ def broadcast(dims: Dims, node: Any) -> Dims | None:
             whole = whole * label.size
         if extent == 1:
             found.append(())
-        elif extent == whole:
+        elif extent == whole or is_known(size, whole):
             found.append(dim)
         else:
             return None

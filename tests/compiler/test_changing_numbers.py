@@ -55,11 +55,27 @@ def of_scores(own, q, k, v):
     return (q @ k.mT / (own.scale * own.cap)).softmax(-1) @ v
 
 
+def in_a_product(own, q, k, v):
+    """As BLOOM's: a bias of distances, which the product is added to."""
+    rows, keys = [each.flatten(0, -3) for each in (q, k)]
+    bias = torch.arange(k.shape[-2]).to(q.dtype).expand(rows.shape[0], 1, -1)
+    scores = bias.baddbmm(rows, keys.mT, beta=own.p, alpha=own.scale)
+    return scores.view(*q.shape[:-1], -1).softmax(-1) @ v
+
+
+def with_a_part_of_a_bias(own, q, k, v):
+    """As MPT's, made for longer sequences."""
+    bias = torch.arange(-40.0, 0).to(q.dtype)[None]
+    return (own.scale * (q @ k.mT) + bias[:, max(0, bias.size(1) - k.size(-2)) :]).softmax(-1) @ v
+
+
 def mask_of(scores):
     return torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
 
 
-PROGRAMS = (by_module, by_function, beside_a_mask, within_a_softcap, in_float32, of_scores)
+PROGRAMS = (
+    by_module, by_function, beside_a_mask, within_a_softcap, in_float32, of_scores, in_a_product, with_a_part_of_a_bias,
+)  # fmt: skip
 
 
 def is_as_written(compiled: Any, model: Any, given: Any) -> None:
