@@ -8,6 +8,7 @@ from contextlib import nullcontext
 
 import torch
 from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, GraphModule, Node
 
 from einops_fast.compiler.attention import match_attention
@@ -86,7 +87,9 @@ def _free_examples(graph: Graph) -> None:
     """Have what takes no more of a tensor than its shape take the numbers, so that it isn't a use of that tensor."""
     for node in graph.nodes:
         name, value = name_of(node), example_of(node)
-        if not isinstance(value, torch.Tensor) or not all(isinstance(size, int) for size in value.shape):
+        # One that is of a subclass has likes of its own.
+        plain = type(value) is FakeTensor and value.layout is torch.strided
+        if not plain or not all(isinstance(size, int) for size in value.shape):
             continue
         shape = tuple(value.shape)
         if node.op == "call_method" and name in ("reshape_as", "expand_as"):
