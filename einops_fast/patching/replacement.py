@@ -252,7 +252,7 @@ def _unless_intercepted(signature: Callable[[Sequence[Any]], Hashable]) -> Calla
 def _unless_seen(like: Likeness) -> Likeness:
     """``like``, for operands that nobody wants to see either."""
     intercepted = sys.modules["torch"].overrides.has_torch_function
-    return lambda others: like(others) and not intercepted(others)
+    return lambda others: not intercepted(others) and like(others)  # who sees calls sees attributes, too
 
 
 def _intercepts(arrays: Sequence[Any]) -> bool:
