@@ -106,7 +106,7 @@ class AttentionInputs:
 
     def all(self) -> tuple[Any, ...]:
         """Return the arrays in the order of their names, ``None`` for those that there aren't."""
-        # Written out, since Dynamo doesn't trace what goes through the attributes of an object.
+        # Written out: Dynamo can't trace vars().
         return (
             self.q, self.k, self.v, self.bias, self.mask, self.alibi_slopes, self.sinks, self.q_segments,
             self.kv_segments, self.cu_seqlens_q, self.cu_seqlens_kv, self.cache_seqlens, self.block_table, self.seed,

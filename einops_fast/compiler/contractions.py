@@ -47,7 +47,7 @@ def is_contraction(node: Any) -> bool:
     name = name_of(node)
     if name in _MATRIX_PRODUCTS or name in (*_WITH_ADDEND, *_OVER_LAST_AXES, "tensordot"):
         return True
-    if name == "linear":  # of two tensors, neither of which is a layer's
+    if name == "linear":  # a product of attention; a layer has a parameter for its weight
         return not isinstance(example_of(argument(node, 1, "weight")), Parameter)
     if name == "einsum":
         read = read_einsum(node)

@@ -84,7 +84,7 @@ def _rewritten(module: GraphModule, rewrites: Sequence[tuple[str, _Find]]) -> li
 
 
 def _free_examples(graph: Graph) -> None:
-    """Have what takes no more of a tensor than its shape take the numbers, so that it isn't a use of that tensor."""
+    """Replace tensors that only give their shape by its numbers: then they are used by nobody else."""
     for node in graph.nodes:
         name, value = name_of(node), example_of(node)
         # One that is of a subclass has likes of its own.

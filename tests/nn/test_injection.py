@@ -8,7 +8,6 @@ import pickle
 import re
 import sys
 import textwrap
-from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 from unittest import mock
@@ -30,13 +29,7 @@ from einops_fast.nn.injection.replacement import Replacement
 COUNTS = {"bert": 6 + 7 + 2 * 4, "gpt2": 5 + 7 + 2 * 3 + 1, "llama": 5 + 2 * 2 + 1}
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    """More only wait for each other, where all is small."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def padded(left: bool = False) -> Any:

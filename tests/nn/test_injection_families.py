@@ -3,7 +3,6 @@
 import copy
 import inspect
 import pickle
-from collections.abc import Iterator
 from importlib import import_module
 from operator import attrgetter
 from typing import Any
@@ -32,13 +31,7 @@ EVERY = pytest.mark.parametrize("family", FAMILIES)
 LAYERS = {family: 4 if family == "T5" else 2 for family in FAMILIES}
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    """More only wait for each other, where all is small."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def build(family: str, dtype: Any = torch.float32, **more: Any) -> Any:

@@ -116,7 +116,7 @@ def _element(own, sharer, numbers, tiling: gl.constexpr):
 
 @gluon.jit
 def _copy(arrays, shared, counts, numbers, tiling: gl.constexpr):
-    """What the copying warp does."""
+    """Copy into shared memory, by one warp, what the other warps read."""
     groups: gl.constexpr = field(tiling, "groups")
     stages: gl.constexpr = field(tiling, "stages")
     block: gl.constexpr = field(tiling, "block")
@@ -181,7 +181,7 @@ def _step(total, shared, rows, count, element, i, j, partly, numbers, zeros, til
 
 @gluon.jit
 def _sum_up(d_bias, rows, shared, counts, numbers, tiling: gl.constexpr, group: gl.constexpr):
-    """What a warp group does."""
+    """Compute what one warp group owns, of every tile."""
     block: gl.constexpr = field(tiling, "block")
     of_scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, block, 16])
     zeros = gl.zeros([64, block], gl.float32, layout=of_scores)

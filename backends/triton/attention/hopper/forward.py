@@ -97,7 +97,7 @@ def _reused(tiling):
 
 @gluon.jit
 def _copy(q_desc, k_desc, v_desc, added, bounds, shared, numbers, tiling: gl.constexpr):
-    """What the copying warp does."""
+    """Copy into shared memory, by one warp, what the other warps read."""
     stages: gl.constexpr = field(tiling, "stages")
     block: gl.constexpr = field(tiling, "block")
     k_bytes: gl.constexpr = k_desc.block_type.nbytes * boxes(tiling, K) + added_bytes(tiling)
@@ -197,7 +197,7 @@ def _passed(shared, count, blocks, tiling: gl.constexpr, group: gl.constexpr):
 
 @gluon.jit
 def _attend(out_desc, lse, shared, numbers, dtype: gl.constexpr, tiling: gl.constexpr, group: gl.constexpr):
-    """What a warp group does: its queries of every tile."""
+    """Compute the queries that one warp group owns, of every tile."""
     groups: gl.constexpr = field(tiling, "groups")
     own: gl.constexpr = field(tiling, "own")
     stages: gl.constexpr = field(tiling, "stages")

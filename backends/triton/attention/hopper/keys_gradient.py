@@ -1,4 +1,4 @@
-"""The gradients of k and v on Hopper: a program owns tiles of keys and goes through the queries that see them."""
+"""Compute the gradients of k and v on Hopper: a program owns tiles of keys, and reads the queries that see them."""
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment"
 
@@ -88,7 +88,7 @@ def _waited(pending: gl.constexpr, dk, dv, tiling: gl.constexpr):
 
 @gluon.jit
 def _copy(arrays, bounds, shared, numbers, tiling: gl.constexpr):
-    """What the copying warp does."""
+    """Copy into shared memory, by one warp, what the other warps read."""
     stages: gl.constexpr = field(tiling, "stages")
     block: gl.constexpr = field(tiling, "block")
     second: gl.constexpr = second_stages(tiling)
@@ -185,7 +185,7 @@ def _keys_step(
 
 @gluon.jit
 def _own_keys(dk_desc, dv_desc, shared, scale, numbers, dtype: gl.constexpr, tiling: gl.constexpr, group: gl.constexpr):
-    """What a warp group does."""
+    """Compute what one warp group owns, of every tile."""
     groups: gl.constexpr = field(tiling, "groups")
     block: gl.constexpr = field(tiling, "block")
     own: gl.constexpr = field(tiling, "own")

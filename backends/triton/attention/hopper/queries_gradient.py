@@ -74,7 +74,7 @@ def _early(tiling):
 
 @gluon.jit
 def _copy(arrays, bounds, shared, numbers, tiling: gl.constexpr):
-    """What the copying warp does."""
+    """Copy into shared memory, by one warp, what the other warps read."""
     stages: gl.constexpr = field(tiling, "stages")
     block: gl.constexpr = field(tiling, "block")
     second: gl.constexpr = second_stages(tiling)
@@ -167,7 +167,7 @@ def _own_queries(
     dq_desc, d_bias, rows, shared, out, scale, numbers,
     dtype: gl.constexpr, tiling: gl.constexpr, group: gl.constexpr,
 ):  # fmt: skip
-    """What a warp group does."""
+    """Compute what one warp group owns, of every tile."""
     groups: gl.constexpr = field(tiling, "groups")
     own: gl.constexpr = field(tiling, "own")
     stages: gl.constexpr = field(tiling, "stages")

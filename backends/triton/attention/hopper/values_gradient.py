@@ -1,6 +1,6 @@
 """The gradient of v of wide heads on Hopper, where there are no registers for that of k beside it.
 
-A program owns tiles of keys and goes through the queries that see them, as :mod:`keys_gradient` does. A warp
+A program owns tiles of keys, and reads the queries that see them, as :mod:`keys_gradient` does. A warp
 group has the products of the next block begun before it adds this one up, and works out the next weights meanwhile.
 """
 
@@ -54,7 +54,7 @@ class _Arrays(NamedTuple):
 
 @gluon.jit
 def _copy(arrays, shared, numbers, tiling: gl.constexpr):
-    """What the copying warp does."""
+    """Copy into shared memory, by one warp, what the other warps read."""
     groups: gl.constexpr = field(tiling, "groups")
     stages: gl.constexpr = field(tiling, "stages")
     block: gl.constexpr = field(tiling, "block")
@@ -89,7 +89,7 @@ def _weighed(
     started, pending: gl.constexpr, shared, count, at, j, partly, numbers, zeros,
     dtype: gl.constexpr, tiling: gl.constexpr,
 ):  # fmt: skip
-    """The weights of a block of queries, whose products are there when at most so many others are under way."""
+    """Return the weights of a block of queries, once at most so many later products are under way."""
     block: gl.constexpr = field(tiling, "block")
     stages: gl.constexpr = field(tiling, "stages")
     of_queries: gl.constexpr = gl.SliceLayout(0, zeros.type.layout)
@@ -111,7 +111,7 @@ def _adding(weights, shared, count, sums, tiling: gl.constexpr):
 
 @gluon.jit
 def _own_values(dv_desc, shared, out, numbers, dtype: gl.constexpr, tiling: gl.constexpr, group: gl.constexpr):
-    """What a warp group does."""
+    """Compute what one warp group owns, of every tile."""
     stages: gl.constexpr = field(tiling, "stages")
     block: gl.constexpr = field(tiling, "block")
     of_scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, block, 16])
