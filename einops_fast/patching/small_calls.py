@@ -93,13 +93,12 @@ def loops_first(planned: Callable[[Sequence[Any]], Any]) -> Callable[[E], E]:
         def einsum(*operands: Any, out: Any = None, optimize: Any = _AUTO, **options: Any) -> Any:
             if options or not operands or (optimize is not _AUTO and type(optimize) is not bool):
                 return with_options(*operands, out=out, optimize=optimize, **options)
-            spelled, count = operands[0], len(operands)
-            in_text = type(spelled) is str
-            known = known_loops.get(spelled if in_text else count)
-            if known is not None and known[3] == count:
-                kind, loops, product, _, (first, others, most, beside_out, most_complex) = known
-                one = operands[first]
-                if type(one) is kind and not limit_now():
+            spelled: Any = operands[0]
+            if type(spelled) is not str:
+                spelled = len(operands)
+            if spelled in known_loops:
+                kind, loops, product, count, (first, others, most, beside_out, most_complex) = known_loops[spelled]
+                if len(operands) == count and type(one := operands[first]) is kind and not limit_now():
                     dtype = one.dtype
                     if out is not None:
                         most = beside_out if type(out) is kind and out.dtype is dtype else -1
@@ -125,7 +124,7 @@ def loops_first(planned: Callable[[Sequence[Any]], Any]) -> Callable[[E], E]:
             if tracing.is_compiling() or limit_now():
                 return with_options(*operands, out=out, optimize=optimize)
             # Which pairs come first is no question of one or two arrays.
-            if out is None and (optimize is _AUTO or count <= (3 if in_text else 5)):
+            if out is None and (optimize is _AUTO or len(operands) <= (3 if type(spelled) is str else 5)):
                 return planned(operands)
             return with_options(*operands, out=out, optimize=optimize)
 
