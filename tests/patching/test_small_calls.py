@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from einops_fast import ShapeError, SubscriptsError, fast_einsum, patched, profile
+from einops_fast import EinsumError, ShapeError, SubscriptsError, fast_einsum, patched, profile
 from einops_fast.patching import small_calls
 from einops_fast.runtime.plan_cache import clear_plans, compiled
 
@@ -55,6 +55,31 @@ def test_no_plan_is_made(operands: Any, options: dict[str, Any], plans: Any) -> 
     assert result.strides == expected.strides
     first = operands[1] if isinstance(operands[0], str) else operands[0]
     assert np.may_share_memory(result, first) == np.may_share_memory(expected, first)
+
+
+DTYPES = [
+    ("f8", "f8"),
+    ("f4", "f4"),
+    ("c16", "c16"),
+    ("f8", "f4"),
+    ("f4", "c8"),
+    ("c8", "i4"),
+    ("i4", "i8"),
+    ("?", "f8"),
+]
+
+
+@pytest.mark.parametrize("dtypes", DTYPES, ids=str)
+@pytest.mark.parametrize("call", ["matrices", "three operands", "lists", "lists of three"])
+def test_dtypes_of_small_calls(call: str, dtypes: tuple[str, str], plans: Any) -> None:
+    arrays = iter([np.dtype(dtype) for dtype in dtypes * 2])
+    operands = [each.astype(next(arrays)) if isinstance(each, np.ndarray) else each for each in CALLS[call]]
+    wanted = np.einsum(*operands)
+    with patched("numpy"):
+        for einsum in (fast_einsum, np.einsum):
+            for _ in range(2):
+                result = einsum(*operands)
+            np.testing.assert_array_equal(result, wanted, strict=True)
 
 
 @pytest.mark.parametrize("options", [{}, {"optimize": False}], ids=str)
@@ -125,7 +150,7 @@ def test_observers_see_each_call(operands: Any, einsum: Any) -> None:
         ("ij,jk->ik", np.ones((64, 64)), np.ones((64, 64))),
         ("i,i->", np.ones(1 << 20), np.ones(1 << 20)),
         ("ij,jk,kl,lm,mn,no->io", *[np.ones((6, 6))] * 6),
-        (np.ones((6, 6)), [0, 1], np.ones((6, 6)), [1, 2], np.ones((6, 6)), [2, 3]),
+        (np.ones((8, 8)), [0, 1], np.ones((8, 8)), [1, 2], np.ones((8, 8)), [2, 3]),
         ("ij,jk,kl,lm->im", A, A, A, A.astype(complex)),
         ("ij,njk->nik", A, np.ones((1000, 2, 2))),
         ("ij,jk->ik", np.ones((12, 12), complex), np.ones((12, 12))),
@@ -157,12 +182,15 @@ def test_the_loops_take_the_other_options(options: dict[str, Any]) -> None:
             assert result.strides == wanted.strides
 
 
+@pytest.mark.parametrize("options", [{}, {"out": None}, {"optimize": False}, {"optimize": True}], ids=str)
 @pytest.mark.parametrize("operands", CALLS.values(), ids=CALLS)
-def test_small_calls_of_fast_einsum_are_the_loops_from_the_second_on(operands: Any, plans: Any) -> None:
-    wanted = fast_einsum(*operands)
+def test_small_calls_of_fast_einsum_are_the_loops_from_the_second_on(
+    operands: Any, options: dict[str, Any], plans: Any
+) -> None:
+    wanted = fast_einsum(*operands, **options)
     assert plans
     plans.clear()
-    result = fast_einsum(*operands)
+    result = fast_einsum(*operands, **options)
     assert not plans
     np.testing.assert_array_equal(result, wanted, strict=True)
     first = operands[isinstance(operands[0], str)]
@@ -200,6 +228,12 @@ def test_errors_of_small_calls_stay_ours() -> None:
             fast_einsum("ij,jk->ik")
         with pytest.raises(SubscriptsError):
             fast_einsum("ij,jk->ik", B)
+        with pytest.raises(SubscriptsError):
+            fast_einsum("ij,jk->ik", A, B, B)
+        with pytest.raises(EinsumError, match="optimize"):
+            fast_einsum("ij,jk->ik", A, B, optimize="quickly")
+        with pytest.raises(TypeError, match="optimise"):
+            fast_einsum("ij,jk->ik", A, B, optimise=True)
 
 
 def test_signature_and_dispatcher_come_back() -> None:
