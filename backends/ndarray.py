@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from functools import cache, partial
+from string import ascii_letters
 from typing import Any
+
+import numpy as np
 
 from einops_fast.backends.base import Backend, Run, as_is, diagonal_equation
 from einops_fast.errors import OperandError
 from einops_fast.patching.function_body import private_copy
-from einops_fast.planning.steps import Arrange, Cast, Diagonal, Gemm, Multiply, Sum, View
+from einops_fast.planning.destinations import matrices_of
+from einops_fast.planning.steps import Arrange, Cast, Diagonal, Gemm, Multiply, Native, Select, Step, Sum, View
 from einops_fast.planning.target import Numerics, Operand
 
 _GEMM_KINDS = {"float32", "float64", "complex64", "complex128"}
@@ -73,6 +77,54 @@ class NdarrayBackend(Backend):
             self.xp.copyto(out, result, casting=casting)
             return out
         return result if order == "K" or not result.ndim else self.xp.asarray(result, order=order)
+
+    def destination(self, out: Any, operands: Sequence[Any]) -> Any:
+        if type(out) is not self._ndarray:
+            if not self.writes_to(out):
+                return None
+            out = self.xp.asarray(out)
+        if not (getattr(out.flags, "writeable", True) and out.dtype.isnative):
+            return None
+        shares = self.xp.may_share_memory
+        for each in operands:
+            if shares(out, each):
+                return None
+        return out
+
+    def writing(self, step: Step, out: Operand, adds: bool) -> Run | None:
+        if adds:
+            made = self.emit(step)
+
+            def add(*arrays: Any) -> None:
+                *operands, out, beta = arrays
+                part = made(*operands)
+                if beta != 1:
+                    out *= beta
+                out += part
+
+            return add
+        if isinstance(step, Cast):
+            return _convert
+        if isinstance(step, (Diagonal, Select, View)):
+            view = self.arrange(Arrange(step.how.perm)) if isinstance(step, View) else self.emit(step)
+            copy = self.xp.copyto
+            return lambda a, out: copy(out, view(a))
+        if isinstance(step, Multiply) and not step.summed:
+            left, right, product = self.arrange(step.left), self.arrange(step.right), self.multiply_arrays
+            return lambda a, b, out: product(left(a), right(b), out=out)
+        if isinstance(step, (Native, Sum)):
+            equation, loops = step.equation if isinstance(step, Native) else sum_equation(step), self.loops
+            if loops is None or equation is None or np.dtype(out.dtype).kind not in "biufc":
+                return None
+            return lambda *arrays: loops(equation, *arrays[:-1], out=arrays[-1])
+        found = matrices_of(step, out) if isinstance(step, Gemm) and not step.m == step.n == 1 else None
+        if found is None or not isinstance(step, Gemm):
+            return None
+        matmul, view = self.matmul, self.arrange(found.view)
+        one, two = self._matrices(step.left, step.transpose_left), self._matrices(step.right, step.transpose_right)
+        if found.splits:
+            one, two = _split(one, found.batch), _split(two, found.batch)
+        return lambda a, b, out: matmul(one(a), two(b), out=view(out))
 
     def contiguous(self, array: Any) -> Any:
         """The array in C order."""
@@ -150,6 +202,29 @@ class NdarrayBackend(Backend):
             return as_is
         arranged = self.arrange(how)
         return (lambda a: arranged(a).swapaxes(-1, -2)) if transpose else arranged
+
+
+def sum_equation(step: Sum) -> str | None:
+    """Return the einsum of a sum; ``None`` if there aren't so many letters."""
+    rank = len(step.shape) + len(step.axes)
+    every = ascii_letters[:rank]
+    kept = "".join(label for at, label in enumerate(every) if at not in step.axes)
+    return f"{every}->{kept}" if rank <= len(ascii_letters) else None
+
+
+def _split(arranged: Run, batch: tuple[int, ...]) -> Run:
+    """Make several batch axes of one, if that isn't of one element."""
+
+    def run(a: Any) -> Any:
+        matrices = arranged(a)
+        return matrices if len(matrices) == 1 else matrices.reshape(*batch, *matrices.shape[1:])
+
+    return run
+
+
+def _convert(array: Any, out: Any) -> None:
+    with np.errstate(all="ignore"):
+        out[...] = array
 
 
 @cache

@@ -25,9 +25,10 @@ from einops_fast.backends.torch.autocast import (
 )
 from einops_fast.backends.torch.ceilings import aimed_at, target_of
 from einops_fast.backends.torch.ceilings import kernel_dtypes as kernel_dtypes
+from einops_fast.backends.torch.destinations import TorchDestinations
 from einops_fast.backends.torch.einsum.native import any_einsum, einsum_alone, einsum_of, gives_c_order, pair_einsum
 from einops_fast.backends.torch.errors import copied_to, naming_operands, refuse_layouts
-from einops_fast.backends.torch.steps import TorchSteps, stacked_product
+from einops_fast.backends.torch.steps import stacked_product
 from einops_fast.backends.torch.types import (
     HALVES,
     PLAIN,
@@ -80,7 +81,7 @@ _FEW = 1 << 16
 """Elements of all operands multiplied with each other, up to which a contraction is left to the library."""
 
 
-class TorchBackend(TorchSteps):
+class TorchBackend(TorchDestinations):
     """torch tensors of any device; subclasses and sparse ones go to torch.einsum as they are."""
 
     name = "torch"

@@ -169,7 +169,10 @@ def share_storage(one: Any, other: Any) -> bool:
         type(each) not in PLAIN or each.layout is not torch.strided for each in (one, other)
     ):
         return False
-    return bool(one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr())
+    try:
+        return bool(one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr())
+    except NotImplementedError:  # what stands for several tensors has no memory of its own
+        return True
 
 
 def is_seen(operands: Sequence[Any]) -> bool:
