@@ -12,10 +12,11 @@ from einops_fast.backends.base import Run
 from einops_fast.backends.torch.autocast import any_autocast
 from einops_fast.backends.torch.steps import TorchSteps, permuting, product_into, with_batch
 from einops_fast.backends.torch.types import PLAIN
-from einops_fast.planning.destinations import matrices_of, merged_strides
+from einops_fast.planning.destinations import matrices_of, merged_strides, steps_into
 from einops_fast.planning.layout import reach
-from einops_fast.planning.steps import Arrange, Cast, Diagonal, Gemm, Multiply, Select, Step, Sum, View
+from einops_fast.planning.steps import Arrange, Cast, Diagonal, Fused, Gemm, Multiply, Select, Step, Sum, View
 from einops_fast.planning.target import Operand
+from einops_fast.runtime.tuning import current_mode
 
 _HALVES = ("float16", "bfloat16")
 
@@ -45,6 +46,8 @@ class TorchDestinations(TorchSteps):
             into = self._gemm_into(step, out, adds)
             if into is not None:
                 return into
+        if isinstance(step, Fused):
+            return self._fused_into(step, out, adds)
         if isinstance(step, Multiply) and not step.summed:
             left, right = self.arrange(step.left), self.arrange(step.right)
             if not adds:
@@ -67,6 +70,20 @@ class TorchDestinations(TorchSteps):
             view = permuting(step.how.perm) if isinstance(step, View) else self.emit(step)
             return lambda a, out: out.copy_(view(a))
         return None
+
+    def _fused_into(self, step: Fused, out: Operand, adds: bool) -> Run | None:
+        """Return a kernel's result written to ``out`` in C order, the library's to any, or added to it."""
+        from einops_fast.backends.torch.memory import TorchMemory
+        from einops_fast.backends.triton.contraction.choice import Choice, left_to_library
+
+        order, mode = tuple(range(len(step.shape))), current_mode()
+        calls = steps_into(step.library, len(step.reads), self, out, order, adds)
+        if adds or left_to_library(step, mode) or step.strides is not None or not out.contiguous:
+            return calls if adds or left_to_library(step, mode) else None
+        library = self.library(step)
+        copied: Run = lambda *arrays: arrays[-1].copy_(library(*arrays[:-1]))  # noqa: E731
+        placed = step.replace(placed=True, any_order=False)
+        return Choice(placed, calls or copied, TorchMemory(), self.float32_precision(), mode)
 
     def _gemm_into(self, step: Gemm, out: Operand, adds: bool) -> Run | None:
         """Return the product written to the matrices that ``out`` is made up of, if torch makes no copy for that."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from einops_fast.planning.layout import readable_by_gemm
 from einops_fast.planning.plan import Plan, in_turn
-from einops_fast.planning.steps import Arrange, Gemm, View
+from einops_fast.planning.steps import Arrange, Gemm, Step, View
 from einops_fast.planning.target import Operand
 
 if TYPE_CHECKING:
@@ -33,7 +33,14 @@ def compile_into(
         return None
     if 0 in plan.sizes.values() or not shape or overlaps(out):
         return None
-    steps = list(plan.steps)
+    return steps_into(plan.steps, count, backend, out, order, adds)
+
+
+def steps_into(
+    made: Sequence[Step], count: int, backend: Backend, out: Operand, order: tuple[int, ...], adds: bool
+) -> Callable[..., Any] | None:
+    """Do the same as :func:`compile_into` for steps that read ``count`` arrays."""
+    steps = list(made)
     # The view of a result is made of where that is written to.
     while len(steps) > 1 and isinstance(view := steps[-1], View) and view.reads == (count + len(steps) - 2,):
         steps.pop()
