@@ -32,7 +32,6 @@ from einops_fast.backends.torch.steps import stacked_product
 from einops_fast.backends.torch.types import (
     HALVES,
     PLAIN,
-    any_negated,
     any_nested,
     called_alike,
     guards_of,
@@ -46,6 +45,7 @@ from einops_fast.backends.torch.types import (
     recorder,
     saving_hooks,
     share_storage,
+    signs_of,
 )
 from einops_fast.dtypes import dtype_name
 from einops_fast.errors import OperandError
@@ -123,7 +123,7 @@ class TorchBackend(TorchDestinations):
         autocast = any_autocast() and autocast_dtype(first.device.type)
         if first.is_cuda:
             # What our own kernels depend on beyond the operands.
-            kernels = current_mode(), settled(fp32_precision()), any_negated(operands)
+            kernels = current_mode(), settled(fp32_precision()), tuple(signs_of(operands))
             return key, torch.is_grad_enabled(), is_seen(operands), autocast, kernels
         return key, torch.is_grad_enabled(), is_seen(operands), autocast
 
@@ -172,7 +172,7 @@ class TorchBackend(TorchDestinations):
         transformed = is_seen(operands)
         gradients = not transformed and torch.is_grad_enabled() and any(each.requires_grad for each in operands)
         whole = not transformed and (not gradients or len(operands) == 2)
-        kernels = kernel_dtypes(device) if whole and not any_negated(operands) else _NONE
+        kernels = kernel_dtypes(device) if whole and not any(neg for neg, _ in signs_of(operands)) else _NONE
         half, threads = operands[0].dtype in HALVES, torch.get_num_threads()
         return target_of(
             device, half, threads, transformed, gradients, whole, kernels, is_reproducible(), aimed_at(device)

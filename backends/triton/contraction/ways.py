@@ -138,6 +138,8 @@ class KernelCandidate(Candidate):
         self.seconds, self.in_order = seconds, order.number == 0
         self.tiling, self.kind = tiling, type(tiling)
         _, self.step, self.strides, self.swapped, self.dtype = order
+        if self.step.conjugated:  # no other kernel multiplies complex numbers
+            self.tiling = replace(tiling, conjugated=self.step.conjugated)
         self.leads, self.follows = tiling.split > 1 and follow_early(), False
 
     @cached_property
