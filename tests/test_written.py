@@ -307,9 +307,12 @@ def test_out_of_another_dtype(framework: str) -> None:
     np.testing.assert_allclose(swapped, wanted, rtol=1e-4, atol=1e-4)
 
 
-def test_small_products_of_numpy_are_added_in_its_patched_einsum() -> None:
-    a, out = np.random.default_rng(0).standard_normal((N, N)), np.zeros((N, N))
+def test_numpy_einsum_where_it_is_patched() -> None:
+    equation, arrays, wanted = _operands("product")
+    out = np.zeros((N, N), np.float32)
+    call = lambda: np.einsum(equation, *arrays, out=out, optimize=True)  # noqa: E731
     with patched("numpy"):
-        for _ in range(3):
-            assert np.einsum("ij,jk->ik", a, a, out=out, optimize=True) is out
-    np.testing.assert_allclose(out, a @ a)
+        for _ in range(2):
+            assert call() is out
+        assert not _allocates("numpy", call, wanted)
+    np.testing.assert_allclose(out, wanted, rtol=1e-4, atol=1e-4)
