@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from functools import cache, partial
+from math import prod
 from string import ascii_letters
 from typing import Any
 
@@ -15,6 +16,9 @@ from einops_fast.patching.function_body import private_copy
 from einops_fast.planning.destinations import matrices_of
 from einops_fast.planning.steps import Arrange, Cast, Diagonal, Gemm, Multiply, Native, Select, Step, Sum, View
 from einops_fast.planning.target import Numerics, Operand
+
+_BLOCK, _ROWS = 1 << 20, 64
+"""Elements of a product that are made at a time where it is added to an array, and rows of it at least."""
 
 _GEMM_KINDS = {"float32", "float64", "complex64", "complex128"}
 
@@ -93,6 +97,9 @@ class NdarrayBackend(Backend):
 
     def writing(self, step: Step, out: Operand, adds: bool) -> Run | None:
         if adds:
+            in_blocks = self._added_in_blocks(step, out) if isinstance(step, Gemm) and self.loops is not None else None
+            if in_blocks is not None:
+                return in_blocks
             made = self.emit(step)
 
             def add(*arrays: Any) -> None:
@@ -117,14 +124,48 @@ class NdarrayBackend(Backend):
             if loops is None or equation is None or np.dtype(out.dtype).kind not in "biufc":
                 return None
             return lambda *arrays: loops(equation, *arrays[:-1], out=arrays[-1])
-        found = matrices_of(step, out) if isinstance(step, Gemm) and not step.m == step.n == 1 else None
-        if found is None or not isinstance(step, Gemm):
+        if not isinstance(step, Gemm) or step.m == step.n == 1:
             return None
-        matmul, view = self.matmul, self.arrange(found.view)
+        views, matmul = self._matrices_and(step, out), self.matmul
+        if views is None:
+            return None
+        one, two, view = views
+        return lambda a, b, out: matmul(one(a), two(b), out=view(out))
+
+    def _matrices_and(self, step: Gemm, out: Operand) -> tuple[Run, Run, Run] | None:
+        """Return what makes matrices of operands and of ``out``, if BLAS can write there."""
+        found = matrices_of(step, out)
+        if found is None:
+            return None
         one, two = self._matrices(step.left, step.transpose_left), self._matrices(step.right, step.transpose_right)
         if found.splits:
             one, two = _split(one, found.batch), _split(two, found.batch)
-        return lambda a, b, out: matmul(one(a), two(b), out=view(out))
+        return one, two, self.arrange(found.view)
+
+    def _added_in_blocks(self, step: Gemm, out: Operand) -> Run | None:
+        """Return a large product added to ``out`` some rows at a time: NumPy has none that adds."""
+        rows, views, matmul = (
+            max(_ROWS, _BLOCK // (prod(step.batch) * step.n)),
+            self._matrices_and(step, out),
+            self.matmul,
+        )
+        if views is None or step.m <= rows:
+            return None
+        one, two, view = views
+
+        def add(a: Any, b: Any, out: Any, beta: Any) -> None:
+            left, right, result = one(a), two(b), view(out)
+            block = part = matmul(left[..., :rows, :], right)
+            for begin in range(0, step.m, rows):
+                if begin:
+                    part = block[..., : step.m - begin, :]
+                    matmul(left[..., begin : begin + rows, :], right, out=part)
+                place = result[..., begin : begin + rows, :]
+                if beta != 1:
+                    place *= beta
+                place += part
+
+        return add
 
     def contiguous(self, array: Any) -> Any:
         """The array in C order."""

@@ -154,6 +154,20 @@ def test_out_that_overlaps_an_operand_is_written_last(framework: str, name: str,
             assert len(_large_results(call, N * N)) == (1 if name == "two products" else 0)
 
 
+@pytest.mark.parametrize("layout", ["C", "slice", "F"])
+def test_numpy_adds_large_products_in_blocks(layout: str) -> None:
+    rows = 1600
+    a, b = (np.random.default_rng(at).standard_normal((rows, 50)).astype(np.float32) for at in range(2))
+    array, place = _layouts((rows, rows))[layout]
+    out, wanted = array[place], a @ b.T
+    for beta in (1, -2.5):
+        out[...] = 3
+        call = lambda beta=beta: fast_einsum("ij,kj->ik", a, b, out=out, beta=beta)  # noqa: E731
+        call()
+        np.testing.assert_allclose(out, wanted + 3 * beta, rtol=1e-3, atol=1e-3)
+        assert not _allocates("numpy", call, wanted)
+
+
 @pytest.fixture
 def grouped() -> tuple[str, tuple[Any, ...], np.ndarray[Any, Any]]:
     q, k = (np.random.default_rng(at).standard_normal((2, 96, 24)).astype(np.float32) for at in range(2))
