@@ -123,6 +123,18 @@ class Backend(ABC):
         if tuple(out.shape) != tuple(result.shape):
             raise OperandError(f"out has shape {tuple(out.shape)}, the result {tuple(result.shape)}")
 
+    def destination(self, out: Any, operands: Sequence[Any]) -> Any:
+        """Return ``out`` as what a step may write to while it reads these; ``None``: the result has to be copied."""
+        return None
+
+    def writing(self, step: Step, out: Operand, adds: bool) -> Run | None:
+        """Return what carries out the last step of a plan, and writes to an array like ``out`` in place of a new one.
+
+        It takes the arrays that the step reads, then ``out``; where it ``adds``, then a number that ``out`` is
+        multiplied by before the result is added. ``None``: the result has to be copied.
+        """
+        return None
+
     def convert(self, value: Any, name: str) -> Any:
         """Turn ``value``, no array of any backend and called ``name`` by callers, into an array of this one's."""
         raise OperandError(f"{name} is of type {type(value).__name__}, the others are {self.name} arrays")

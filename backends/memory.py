@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -73,6 +73,10 @@ class Memory(ABC):
     @abstractmethod
     def sample(self, device: int, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
         """Return an array of random numbers to measure with."""
+
+    def conjugated(self, arrays: Sequence[Any]) -> tuple[int, ...]:
+        """Return which arrays stand for the conjugates of what is in memory."""
+        return ()
 
     def parts(self, array: Any) -> Any:
         """Return an array of complex numbers as one of their parts, for Triton's interpreter."""

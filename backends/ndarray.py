@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from functools import cache, partial
+from math import prod
+from string import ascii_letters
 from typing import Any
+
+import numpy as np
 
 from einops_fast.backends.base import Backend, Run, as_is, diagonal_equation
 from einops_fast.errors import OperandError
 from einops_fast.patching.function_body import private_copy
-from einops_fast.planning.steps import Arrange, Cast, Diagonal, Gemm, Multiply, Sum, View
+from einops_fast.planning.destinations import matrices_of
+from einops_fast.planning.steps import Arrange, Cast, Diagonal, Gemm, Multiply, Native, Select, Step, Sum, View
 from einops_fast.planning.target import Numerics, Operand
+
+_BLOCK, _ROWS = 1 << 20, 64
+"""Elements of a product that are made at a time where it is added to an array, and rows of it at least."""
 
 _GEMM_KINDS = {"float32", "float64", "complex64", "complex128"}
 
@@ -73,6 +81,91 @@ class NdarrayBackend(Backend):
             self.xp.copyto(out, result, casting=casting)
             return out
         return result if order == "K" or not result.ndim else self.xp.asarray(result, order=order)
+
+    def destination(self, out: Any, operands: Sequence[Any]) -> Any:
+        if type(out) is not self._ndarray:
+            if not self.writes_to(out):
+                return None
+            out = self.xp.asarray(out)
+        if not (getattr(out.flags, "writeable", True) and out.dtype.isnative):
+            return None
+        shares = self.xp.may_share_memory
+        for each in operands:
+            if shares(out, each):
+                return None
+        return out
+
+    def writing(self, step: Step, out: Operand, adds: bool) -> Run | None:
+        if adds:
+            in_blocks = self._added_in_blocks(step, out) if isinstance(step, Gemm) and self.loops is not None else None
+            if in_blocks is not None:
+                return in_blocks
+            made = self.emit(step)
+
+            def add(*arrays: Any) -> None:
+                *operands, out, beta = arrays
+                part = made(*operands)
+                if beta != 1:
+                    out *= beta
+                out += part
+
+            return add
+        if isinstance(step, Cast):
+            return _convert
+        if isinstance(step, (Diagonal, Select, View)):
+            view = self.arrange(Arrange(step.how.perm)) if isinstance(step, View) else self.emit(step)
+            copy = self.xp.copyto
+            return lambda a, out: copy(out, view(a))
+        if isinstance(step, Multiply) and not step.summed:
+            left, right, product = self.arrange(step.left), self.arrange(step.right), self.multiply_arrays
+            return lambda a, b, out: product(left(a), right(b), out=out)
+        if isinstance(step, (Native, Sum)):
+            equation, loops = step.equation if isinstance(step, Native) else sum_equation(step), self.loops
+            if loops is None or equation is None or np.dtype(out.dtype).kind not in "biufc":
+                return None
+            return lambda *arrays: loops(equation, *arrays[:-1], out=arrays[-1])
+        if not isinstance(step, Gemm) or step.m == step.n == 1:
+            return None
+        views, matmul = self._matrices_and(step, out), self.matmul
+        if views is None:
+            return None
+        one, two, view = views
+        return lambda a, b, out: matmul(one(a), two(b), out=view(out))
+
+    def _matrices_and(self, step: Gemm, out: Operand) -> tuple[Run, Run, Run] | None:
+        """Return what makes matrices of operands and of ``out``, if BLAS can write there."""
+        found = matrices_of(step, out)
+        if found is None:
+            return None
+        one, two = self._matrices(step.left, step.transpose_left), self._matrices(step.right, step.transpose_right)
+        if found.splits:
+            one, two = _split(one, found.batch), _split(two, found.batch)
+        return one, two, self.arrange(found.view)
+
+    def _added_in_blocks(self, step: Gemm, out: Operand) -> Run | None:
+        """Return a large product added to ``out`` some rows at a time: NumPy has none that adds."""
+        rows, views, matmul = (
+            max(_ROWS, _BLOCK // (prod(step.batch) * step.n)),
+            self._matrices_and(step, out),
+            self.matmul,
+        )
+        if views is None or step.m <= rows:
+            return None
+        one, two, view = views
+
+        def add(a: Any, b: Any, out: Any, beta: Any) -> None:
+            left, right, result = one(a), two(b), view(out)
+            block = part = matmul(left[..., :rows, :], right)
+            for begin in range(0, step.m, rows):
+                if begin:
+                    part = block[..., : step.m - begin, :]
+                    matmul(left[..., begin : begin + rows, :], right, out=part)
+                place = result[..., begin : begin + rows, :]
+                if beta != 1:
+                    place *= beta
+                place += part
+
+        return add
 
     def contiguous(self, array: Any) -> Any:
         """The array in C order."""
@@ -150,6 +243,29 @@ class NdarrayBackend(Backend):
             return as_is
         arranged = self.arrange(how)
         return (lambda a: arranged(a).swapaxes(-1, -2)) if transpose else arranged
+
+
+def sum_equation(step: Sum) -> str | None:
+    """Return the einsum of a sum; ``None`` if there aren't so many letters."""
+    rank = len(step.shape) + len(step.axes)
+    every = ascii_letters[:rank]
+    kept = "".join(label for at, label in enumerate(every) if at not in step.axes)
+    return f"{every}->{kept}" if rank <= len(ascii_letters) else None
+
+
+def _split(arranged: Run, batch: tuple[int, ...]) -> Run:
+    """Make several batch axes of one, if that isn't of one element."""
+
+    def run(a: Any) -> Any:
+        matrices = arranged(a)
+        return matrices if len(matrices) == 1 else matrices.reshape(*batch, *matrices.shape[1:])
+
+    return run
+
+
+def _convert(array: Any, out: Any) -> None:
+    with np.errstate(all="ignore"):
+        out[...] = array
 
 
 @cache

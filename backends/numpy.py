@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
 from numbers import Number
-from string import ascii_letters
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ import numpy as np
 from einops_fast.backends.base import Likeness, Run
 from einops_fast.backends.blocked_copies import LEAST, block_extents, copy_in_blocks
 from einops_fast.backends.host import cpu_threads, free_memory
-from einops_fast.backends.ndarray import NdarrayBackend
+from einops_fast.backends.ndarray import NdarrayBackend, sum_equation
 from einops_fast.errors import OperandError
 from einops_fast.foreign import is_foreign, refuse_foreign
 from einops_fast.patching.small_calls import FIRST_OF_OTHERS, own_loops
@@ -198,12 +197,8 @@ class NumpyBackend(NdarrayBackend):
 
     def sum(self, step: Sum) -> Run:
         # einsum's loops are up to three times as fast as add.reduce, and have the same dtype rules.
-        rank = len(step.shape) + len(step.axes)
-        if rank > len(ascii_letters):
-            return super().sum(step)
-        every = ascii_letters[:rank]
-        kept = "".join(label for at, label in enumerate(every) if at not in step.axes)
-        return partial(self._in_loops, f"{every}->{kept}")
+        equation = sum_equation(step)
+        return super().sum(step) if equation is None else partial(self._in_loops, equation)
 
     def trusts_native(self, operands: Sequence[Any]) -> bool:
         return all(operand.dtype.num >= 0 for operand in operands)

@@ -8,9 +8,14 @@ from typing import Any
 
 from einops_fast.arguments import own_arrays, read_call
 from einops_fast.backends import get_backend
-from einops_fast.einsum import fast_einsum, with_sizes
+from einops_fast.einsum import fast_einsum, plan_call, with_an_axis_each, with_sizes
 from einops_fast.errors import OperandError
+from einops_fast.limited import einsum_within
+from einops_fast.planning.compositions import composition
+from einops_fast.runtime.limits import limit_now
+from einops_fast.runtime.settings import settings
 from einops_fast.runtime.tracing import is_tracing
+from einops_fast.written import is_written, split_as_result
 
 
 def accumulated(beta: Any, operands: Sequence[Any], out: Any, sizes: Mapping[str, Any], options: dict[str, Any]) -> Any:
@@ -19,12 +24,32 @@ def accumulated(beta: Any, operands: Sequence[Any], out: Any, sizes: Mapping[str
         if operands and isinstance(operands[0], str) and re.search(r"\bbeta\b", operands[0]):  # the size of an axis
             return with_sizes(operands, {**sizes, "beta": beta}, None, **options)
         raise OperandError(f"beta={beta!r} is what out is multiplied by before the result is added: give out=, too")
+    if not is_tracing() and (sizes or composition(operands[0]) is not None):
+        found, parts = with_an_axis_each(read_call(operands), sizes)
+        target = None if found is None else split_as_result(found, parts, out)
+        if found is not None and target is not None:
+            accumulated(beta, (found.letters, *parts), target, {}, options)
+            return out
+    if not (sizes or options["memory_limit"] is not None or limit_now() or is_tracing()):
+        asked = [options[name] for name in ("dtype", "order", "casting", "optimize")]
+        try:
+            with settings(options["autotune"], options["precision"]):
+                if is_written(operands, out, beta, asked, plan_call):
+                    return out
+        except (TypeError, RuntimeError) as error:
+            raise _no_sum(beta, out, out.dtype, error) from error
     arrays = read_call(operands).arrays
     backend = get_backend("torch") if is_tracing() else own_arrays(arrays, out)[0]
     if options["dtype"] is None:
         options["dtype"] = backend.dtype_with(own_arrays(arrays)[1], out)
+    limit = options.pop("memory_limit")
     run: Any = fast_einsum
-    result = run(*operands, **options, **sizes)
+    if limit is not None or (limit_now() and not is_tracing()):
+        result = einsum_within(limit, operands, sizes, out, options, beta)
+    else:
+        result = run(*operands, **options, **sizes)
+    if result is out:
+        return out
     backend.check_out(result, out, options["casting"])
     if len(arrays) == 1:  # it may be a view of out
         result = result.clone() if hasattr(result, "clone") else result.copy()
@@ -32,7 +57,9 @@ def accumulated(beta: Any, operands: Sequence[Any], out: Any, sizes: Mapping[str
         out *= beta
         out += result
     except (TypeError, RuntimeError) as error:
-        raise OperandError(
-            f"out of dtype {out.dtype} can't hold beta={beta!r} times itself and {result.dtype}: {error}"
-        ) from error
+        raise _no_sum(beta, out, result.dtype, error) from error
     return out
+
+
+def _no_sum(beta: Any, out: Any, dtype: Any, error: Exception) -> OperandError:
+    return OperandError(f"out of dtype {out.dtype} can't hold beta={beta!r} times itself and {dtype}: {error}")

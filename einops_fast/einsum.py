@@ -36,6 +36,7 @@ from einops_fast.runtime.settings import settings, settings_hold
 from einops_fast.runtime.traced import call_traced
 from einops_fast.runtime.tuning import is_reproducible
 from einops_fast.vocabulary import no_argument
+from einops_fast.written import is_written, split_as_result
 
 
 def _planned(
@@ -122,7 +123,8 @@ def fast_einsum(
         operands: an equation and the arrays, or arrays and label lists in turn. All arrays are of one
             framework and on one device. Lists and Python scalars count as NumPy arrays. A call on arrays with
             ``__array_function__`` (units) is left to that, as NumPy does; Dask's are contracted block by block.
-        out: array of the result's shape to write to; it is returned.
+        out: array of the result's shape, which the last step writes to in place where its strides allow that; it is
+            returned.
         dtype: dtype to compute in, and of the result.
         order: memory order of the result: ``'C'``, ``'F'``, ``'A'`` or ``'K'`` (whatever is fastest), or any
             spelling of these that NumPy takes.
@@ -169,6 +171,8 @@ def fast_einsum(
     if (autotune is not None or precision is not None) and not settings_hold(autotune, precision):
         with settings(autotune, precision):
             return fast_einsum(*operands, out=out, dtype=dtype, order=order, casting=casting, optimize=optimize)
+    if out is not None and is_written(operands, out, 0, (dtype, order, casting, optimize), plan_call):
+        return out
     if dtype is None and order is ORDER and casting is CASTING and optimize is OPTIMIZE:
         again: Any = fast_einsum  # without options
         if out is None:
@@ -277,10 +281,14 @@ def with_sizes(operands: Sequence[Any], sizes: Mapping[str, int], out: Any, **op
 
 
 def _evaluated(operands: Sequence[Any], call: Call, sizes: Mapping[str, int], out: Any, options: dict[str, Any]) -> Any:
-    found, arrays = _with_an_axis_each(call, sizes)
+    found, arrays = with_an_axis_each(call, sizes)
     if found is None:
         return fast_einsum(*operands, out=out, **options)
     order = read_options(options.pop("order"), options["casting"])
+    target = None if out is None else split_as_result(found, arrays, out)
+    if target is not None:
+        fast_einsum(found.letters, *arrays, out=target, **options)
+        return out
     result = fast_einsum(found.letters, *arrays, **options)
     shape, any_size = found.regrouped(result.shape), _of_any_size(arrays)
     groups = found.groups(len(result.shape))
@@ -291,7 +299,7 @@ def _evaluated(operands: Sequence[Any], call: Call, sizes: Mapping[str, int], ou
     return backend.finish(result, out, order, options["casting"])
 
 
-def _with_an_axis_each(call: Call, sizes: Mapping[str, int]) -> tuple[Composition | None, Sequence[Any]]:
+def with_an_axis_each(call: Call, sizes: Mapping[str, int]) -> tuple[Composition | None, Sequence[Any]]:
     """The composition of a call, and its operands with one axis for each that the equation names."""
     found = composition(call.spelled)
     arrays = [array if hasattr(array, "shape") else own_arrays([array])[1][0] for array in call.arrays]
@@ -367,7 +375,7 @@ def plan_arguments(
     """The plan for the arguments of a :func:`fast_einsum` call, by :func:`plan_call` or another such function."""
     call, _ = read_call(operands), read_options("K", casting)
     if sizes or composition(call.spelled) is not None:
-        found, expanded = _with_an_axis_each(call, sizes or {})
+        found, expanded = with_an_axis_each(call, sizes or {})
         call = call if found is None else Call(expanded, found.letters)
     backend, arrays = own_arrays(call.arrays)
     subscripts = call.subscripts(tuple([len(array.shape) for array in arrays]))

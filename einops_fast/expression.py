@@ -214,6 +214,8 @@ class ContractExpression:
             return self._by_einsum(operands, out)
         signature = backend.signature(operands)  # refuses what has no sizes
         self._check_shapes(operands)
+        if out is not None and not self.constants:
+            return self._by_einsum(operands, out)
         found = self._runs.get(signature)
         if found is None:
             question = self.equation, options["order"], options["casting"], options["optimize"]

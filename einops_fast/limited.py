@@ -20,11 +20,13 @@ from einops_fast.arguments import (
     read_options,
 )
 from einops_fast.backends import Backend
-from einops_fast.einsum import fast_einsum, with_sizes
+from einops_fast.einsum import fast_einsum, plan_call, with_sizes
 from einops_fast.errors import OperandError
+from einops_fast.observing.observers import observed
 from einops_fast.observing.progress import progress
 from einops_fast.planning.compositions import composition
 from einops_fast.planning.cost import ITEM_SIZES
+from einops_fast.planning.destinations import overlaps
 from einops_fast.planning.layout import contiguous_strides
 from einops_fast.planning.notation import Subscripts, bind_sizes
 from einops_fast.planning.parts import Rest
@@ -39,6 +41,7 @@ from einops_fast.runtime.plan_cache import emptied_with_plans, keep
 from einops_fast.runtime.settings import settings
 from einops_fast.runtime.tracing import is_tracing
 from einops_fast.runtime.tuning import current_mode
+from einops_fast.written import is_written
 
 _UNASKED = 16.0
 """How many times the FLOPs pieces that nobody asked for may take; with more, memory has run out."""
@@ -66,6 +69,25 @@ class Pieces:
     def __call__(self, *operands: Any) -> Any:
         return self._run(*operands)
 
+    def write(self, operands: Sequence[Any], out: Any, beta: Any) -> bool:
+        """Write the result to ``out``, or add it to so many times that, and return whether that could be done."""
+        slicing, numerics = self.slicing, self.slicing.piece.numerics
+        target = self.backend.destination(out, operands)
+        # Who observes is told of operands; where gradients are recorded, pieces aren't what runs.
+        if target is None or observed() or self.backend.in_pieces(self, operands) is not self:
+            return False
+        if not slicing.extents:
+            options = self.dtype, "K", self.casting, slicing.rest.path
+            with unlimited():
+                return is_written((slicing.subscripts.equation, *operands), target, beta, options, plan_call)
+        layout = self.backend.inspect(target)
+        shape = tuple([slicing.sizes[label] for label in slicing.subscripts.output])
+        fits = layout.shape == shape and layout.dtype == numerics.compute == numerics.result and not overlaps(layout)
+        if not fits or layout.dtype in ("float16", "bfloat16"):
+            return False
+        self._run(*operands, target, beta)
+        return True
+
     @cached_property
     def _run(self) -> Any:
         """The steps of a piece, in loops, compiled."""
@@ -83,7 +105,7 @@ class Pieces:
 
         def after_parts(*operands: Any) -> Any:
             made = [part(*[operands[at] for at in positions]) for positions, part in parts]
-            return run(*made, *[operands[at] for at in rest.others])
+            return run(*made, *[operands[at] for at in rest.others], *operands[len(slicing.subscripts.inputs) :])
 
         return after_parts
 
@@ -129,11 +151,12 @@ for _each in (einsum_within, _uncompiled):
 
 
 def _einsum_within(
-    memory_limit: Any, operands: Sequence[Any], sizes: Mapping[str, int], out: Any, options: dict[str, Any]
-) -> Any:
+    memory_limit: Any, operands: Sequence[Any], sizes: Mapping[str, int], out: Any, options: dict[str, Any],
+    beta: Any = 0,
+) -> Any:  # fmt: skip
     """Return what :func:`einops_fast.fast_einsum` does within a limit; ``None`` for that of the block around the call.
 
-    ``options`` are its other arguments.
+    ``options`` are its other arguments. With ``beta`` it is ``out``, or the result that is to be added to it.
     """
     limit = current_limit() if memory_limit is None else read_bytes(memory_limit)
     planned = dict(options)
@@ -142,20 +165,20 @@ def _einsum_within(
         mode = "auto"  # to measure ways beside the call takes memory: for their results, and to empty the cache
     try:
         with unlimited(), settings(mode, precision):
-            return _limited(limit, operands, sizes, out, **planned)
+            return _limited(limit, operands, sizes, out, beta, **planned)
     except _NoPieces:
         if memory_limit is not None:
             raise
     run: Any = fast_einsum
     with unlimited():
-        return run(*operands, out=out, **options, **sizes)
+        return run(*operands, out=None if beta else out, **options, **sizes)
 
 
 class _NoPieces(OperandError):
     """A call can't be contracted in pieces at all."""
 
 
-def _limited(limit: int, operands: Sequence[Any], sizes: Mapping[str, int], out: Any, dtype: Any, order: Any,
+def _limited(limit: int, operands: Sequence[Any], sizes: Mapping[str, int], out: Any, beta: Any, dtype: Any, order: Any,
              casting: Any, optimize: Any) -> Any:  # fmt: skip
     call = read_call(operands)
     backend, arrays = known_backend(call.arrays, out), call.arrays
@@ -165,7 +188,7 @@ def _limited(limit: int, operands: Sequence[Any], sizes: Mapping[str, int], out:
         raise _NoPieces("memory_limit isn't for arrays of no backend, whose einsum is their own")
     if sizes or composition(call.spelled) is not None:
         options = {"dtype": dtype, "order": order, "casting": casting, "optimize": optimize}
-        return with_sizes(operands, sizes, out, memory_limit=limit, **options)
+        return with_sizes(operands, sizes, None if beta else out, memory_limit=limit, **options)
     backend, arrays = own_arrays(arrays, out)
     if out is not None and dtype is None:
         dtype = backend.dtype_with(arrays, out)
@@ -178,12 +201,14 @@ def _limited(limit: int, operands: Sequence[Any], sizes: Mapping[str, int], out:
             subscripts, arrays, dtype=dtype, casting=casting, optimize=optimize, order=order, memory_limit=limit
         )
         if own is not None:
-            return own(*arrays) if out is None else backend.finish(own(*arrays), out, order, casting)
+            return own(*arrays) if out is None or beta else backend.finish(own(*arrays), out, order, casting)
         slicing = slicing_of(subscripts, backend, arrays, dtype, casting, optimize, limit)
         pieces = Pieces(slicing, backend, dtype, casting)
         keep(_pieces, key, pieces)
+    if out is not None and pieces.write(arrays, out, beta):
+        return out
     result = backend.in_pieces(pieces, arrays)(*arrays) if pieces.slicing.extents else pieces.contract(arrays)
-    return result if out is None and order == "K" else backend.finish(result, out, order, casting)
+    return result if (out is None and order == "K") or beta else backend.finish(result, out, order, casting)
 
 
 def answer(failure: Exception, operands: Sequence[Any], out: Any, options: dict[str, Any]) -> Any:

@@ -16,8 +16,8 @@ from einops_fast.backends.capabilities import KERNELS
 from einops_fast.backends.gpus import gpu_ceilings
 from einops_fast.backends.ndarray import NdarrayBackend
 from einops_fast.backends.triton_support import why_unusable
-from einops_fast.planning.steps import Diagonal, Fused
-from einops_fast.planning.target import Numerics, Target
+from einops_fast.planning.steps import Diagonal, Fused, Gemm, Step
+from einops_fast.planning.target import Numerics, Operand, Target
 from einops_fast.runtime.precision import settled
 from einops_fast.runtime.tuning import current_mode
 
@@ -63,6 +63,11 @@ class CupyBackend(NdarrayBackend):
         numerics = super().numerics(operands, dtype, casting)
         # Unlike a CPU's BLAS, cuBLAS and our own kernels multiply half-precision numbers and sum in float32.
         return Numerics("float16", "float16") if numerics.result == "float16" else numerics
+
+    def writing(self, step: Step, out: Operand, adds: bool) -> Run | None:
+        # Its matmul copies to any other out.
+        writes = adds or not isinstance(step, Gemm) or out.contiguous
+        return super().writing(step, out, adds) if writes else None
 
     def fused(self, step: Fused) -> Run:
         from einops_fast.backends.cupy.memory import CupyMemory

@@ -25,13 +25,13 @@ from einops_fast.backends.torch.autocast import (
 )
 from einops_fast.backends.torch.ceilings import aimed_at, target_of
 from einops_fast.backends.torch.ceilings import kernel_dtypes as kernel_dtypes
+from einops_fast.backends.torch.destinations import TorchDestinations
 from einops_fast.backends.torch.einsum.native import any_einsum, einsum_alone, einsum_of, gives_c_order, pair_einsum
 from einops_fast.backends.torch.errors import copied_to, naming_operands, refuse_layouts
-from einops_fast.backends.torch.steps import TorchSteps, stacked_product
+from einops_fast.backends.torch.steps import stacked_product
 from einops_fast.backends.torch.types import (
     HALVES,
     PLAIN,
-    any_negated,
     any_nested,
     called_alike,
     guards_of,
@@ -45,6 +45,7 @@ from einops_fast.backends.torch.types import (
     recorder,
     saving_hooks,
     share_storage,
+    signs_of,
 )
 from einops_fast.dtypes import dtype_name
 from einops_fast.errors import OperandError
@@ -80,7 +81,7 @@ _FEW = 1 << 16
 """Elements of all operands multiplied with each other, up to which a contraction is left to the library."""
 
 
-class TorchBackend(TorchSteps):
+class TorchBackend(TorchDestinations):
     """torch tensors of any device; subclasses and sparse ones go to torch.einsum as they are."""
 
     name = "torch"
@@ -122,7 +123,7 @@ class TorchBackend(TorchSteps):
         autocast = any_autocast() and autocast_dtype(first.device.type)
         if first.is_cuda:
             # What our own kernels depend on beyond the operands.
-            kernels = current_mode(), settled(fp32_precision()), any_negated(operands)
+            kernels = current_mode(), settled(fp32_precision()), tuple(signs_of(operands))
             return key, torch.is_grad_enabled(), is_seen(operands), autocast, kernels
         return key, torch.is_grad_enabled(), is_seen(operands), autocast
 
@@ -171,7 +172,7 @@ class TorchBackend(TorchSteps):
         transformed = is_seen(operands)
         gradients = not transformed and torch.is_grad_enabled() and any(each.requires_grad for each in operands)
         whole = not transformed and (not gradients or len(operands) == 2)
-        kernels = kernel_dtypes(device) if whole and not any_negated(operands) else _NONE
+        kernels = kernel_dtypes(device) if whole and not any(neg for neg, _ in signs_of(operands)) else _NONE
         half, threads = operands[0].dtype in HALVES, torch.get_num_threads()
         return target_of(
             device, half, threads, transformed, gradients, whole, kernels, is_reproducible(), aimed_at(device)

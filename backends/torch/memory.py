@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache, partial
 from typing import Any
@@ -86,7 +86,10 @@ class TorchMemory(Memory):
         return values.as_strided(shape, strides)
 
     def parts(self, array: Any) -> Any:
-        return torch.view_as_real(array) if array.is_complex() else array
+        return torch.view_as_real(array.conj() if array.is_conj() else array) if array.is_complex() else array
+
+    def conjugated(self, arrays: Sequence[Any]) -> tuple[int, ...]:
+        return tuple([at for at, array in enumerate(arrays) if array.is_conj()])
 
     def device(self, array: Any) -> int:
         found = int(array.get_device())

@@ -42,7 +42,7 @@ class TorchSteps(Backend):
         return _in_c_order(array) if array.numel() >= LEAST else array.contiguous()
 
     def arrange(self, how: Arrange) -> Run:
-        permuted, contiguous = _permuting(how.perm), self.contiguous
+        permuted, contiguous = permuting(how.perm), self.contiguous
         if how.shape is None:
             return (lambda a: contiguous(permuted(a))) if how.moves else permuted
         shape = _one_by_one(how.shape)
@@ -72,7 +72,7 @@ class TorchSteps(Backend):
                 pairs.append((axes.index(end), axes.index(other)))
                 axes = [axis for axis in axes if axis not in (end, other)] + [end]
         perm = tuple([axes.index(end) for end, *_ in step.groups])
-        permuted = _permuting(None if perm == tuple(range(len(perm))) else perm)
+        permuted = permuting(None if perm == tuple(range(len(perm))) else perm)
 
         def run(a: Any) -> Any:
             for first, second in pairs:
@@ -130,8 +130,8 @@ class TorchSteps(Backend):
         if (step.m == 1) != (step.n == 1) and step.buffer is None:
             product = _times_column(product, step.m == 1)
         if step.batch:
-            left = _with_batch(left, step.left, step.batch[-1])
-            right = _with_batch(right, step.right, step.batch[-1])
+            left = with_batch(left, step.left, step.batch[-1])
+            right = with_batch(right, step.right, step.batch[-1])
         shape = step.shape
         if step.buffer is None:
             if shape == (*step.batch, step.m, step.n):
@@ -143,7 +143,7 @@ class TorchSteps(Backend):
 
         def into(a: Any, b: Any) -> Any:
             result = a.new_empty(shape)
-            _product_into(product, left(a), right(b), view(result), loops)
+            product_into(product, left(a), right(b), view(result), loops)
             return result
 
         return into
@@ -242,7 +242,7 @@ def without_onednn() -> tuple[torch.dtype, ...]:
         return tuple([dtype for dtype, name in asked if not getattr(known, name, lambda: True)()])
 
 
-def _product_into(product: Run, a: Any, b: Any, result: Any, loops: int) -> None:
+def product_into(product: Run, a: Any, b: Any, result: Any, loops: int) -> None:
     """Loop over the first axes of a stack of matrices; an operand that lacks one has size 1 there."""
     if loops <= 0:
         product(a, b, out=result)
@@ -251,17 +251,17 @@ def _product_into(product: Run, a: Any, b: Any, result: Any, loops: int) -> None
     lefts = a.unbind(0) if a.shape[0] == count else repeat(a[0], count)
     rights = b.unbind(0) if b.shape[0] == count else repeat(b[0], count)
     for left, right, part in zip(lefts, rights, result.unbind(0), strict=True):
-        _product_into(product, left, right, part, loops - 1)
+        product_into(product, left, right, part, loops - 1)
 
 
-def _with_batch(arranged: Run, how: Arrange, batch: int) -> Run:
+def with_batch(arranged: Run, how: Arrange, batch: int) -> Run:
     """bmm wants the batch axis on both operands; expanding it copies nothing."""
     if how.shape is not None and len(how.shape) >= 3 and how.shape[-3] == 1 != batch:
         return lambda a: arranged(a).expand(*[-1] * (len(how.shape or ()) - 3), batch, -1, -1)
     return arranged
 
 
-def _permuting(perm: tuple[int, ...] | None) -> Run:
+def permuting(perm: tuple[int, ...] | None) -> Run:
     """Brings the axes into another order."""
     if perm is None:
         return as_is

@@ -177,6 +177,10 @@ class Fused(_Base):
     epilogue: Epilogue | None = None
     # of the result in C order, in elements, where its rows have gaps between them; `None` for no gaps
     strides: tuple[int, ...] | None = None
+    # the result, in C order, is written to an array behind the operands, and to none that is made for it
+    placed: bool = False
+    # operands of complex numbers that are views of their conjugates: what is in memory isn't what they stand for
+    conjugated: tuple[int, ...] = ()
 
 
 Step = Cast | Diagonal | Fused | Select | Sum | View | Multiply | Gemm | Native | Contraction

@@ -16,7 +16,8 @@ from einops_fast.planning.steps import Cast, Fused, Gemm, Multiply, Sum
 Tell = Callable[[], None]
 
 _Values = list[Any]
-"""What each slot holds; then the result, where pieces are put side by side, where the next piece goes, and a `Tell`."""
+"""What each slot holds; then a number by which an array is multiplied that the result is written to, if there is one,
+that array or the result, where pieces are put side by side, where the next piece goes, and a `Tell`."""
 
 _Call = Callable[[_Values], None]
 
@@ -30,7 +31,8 @@ def in_loops(
 ) -> Callable[..., Any]:
     """Return one callable of ``count`` operands that makes the calls of a piece's steps in loops.
 
-    ``shown`` shows how far a call is, of so many pieces, and gives what is called after each.
+    ``shown`` shows how far a call is, of so many pieces, and gives what is called after each. Behind the operands, the
+    callable takes an array that it writes the result to, and 0 or a number that this is multiplied by before it adds.
     """
     steps, output = slicing.piece.steps, slicing.subscripts.output
     last, terms = count + len(steps) - 1, list(slicing.rest.subscripts.inputs)
@@ -41,20 +43,21 @@ def in_loops(
         if lacking & set(term):
             single.append((slot, _index(term, dict.fromkeys(lacking, 0))))
             terms[slot] = "".join([label for label in term if label not in lacking])
-    loops = _Loops(slicing, backend, program, count)
-    calls = loops.compiled(slicing.items, terms, odd=False)
     side_by_side = not slicing.extents.keys().isdisjoint(output)
+    loops = _Loops(slicing, backend, program, count, -1 if side_by_side else last)
+    calls = loops.compiled(slicing.items, terms, odd=False)
     answer = program[-1][0] if len(program) > len(steps) else None
 
-    def run(*operands: Any) -> Any:
+    def run(*given: Any) -> Any:
+        operands, (out, beta) = given[:count], given[count:] or (None, None)
         with shown(slicing, loops.pieces) as tell:
-            values = [*operands, *[None] * len(steps), None, [slice(None)] * len(output), tell]
+            values = [*operands, *[None] * len(steps), beta, out, [slice(None)] * len(output), tell]
             for slot, index in single:
                 values[slot] = values[slot][index]
             for call in calls:
                 call(values)
         result = values[-3 if side_by_side else last]
-        return result if answer is None else answer(result)
+        return result if answer is None or out is not None else answer(result)
 
     return run
 
@@ -67,7 +70,8 @@ def _index(term: str, at: dict[str, Any]) -> tuple[Any, ...]:
 class _Loops:
     """Makes calls of steps and loops."""
 
-    def __init__(self, slicing: Slicing, backend: Backend, program: Sequence[Any], count: int) -> None:
+    def __init__(self, slicing: Slicing, backend: Backend, program: Sequence[Any], count: int, summed: int) -> None:
+        self.summed = summed  # the slot of a result that isn't cut; -1 where it is
         self.slicing, self.backend, self.program, self.count = slicing, backend, program, count
         self.steps = slicing.piece.steps
         self.labels = [*slicing.piece.subscripts.inputs, *[step.labels for step in self.steps]]
@@ -119,7 +123,7 @@ class _Loops:
         if size % extent:
             bodies[-1] = self.compiled(loop.body, inner, True, 0)
         turns = list(zip(pieces, indices, bodies, strict=True))
-        finish = self.sum(loop.slot) if loop.slot >= 0 else self.put(loop)
+        finish = self.sum(loop) if loop.slot >= 0 else self.put(loop)
         narrow = self.cast(loop.slot, slicing.piece.numerics.compute)
 
         def call(values: _Values) -> None:
@@ -151,8 +155,9 @@ class _Loops:
         step = self.steps[slot - self.count]
         return self.backend.cast(Cast((0,), step.labels, step.shape, dtype))
 
-    def sum(self, slot: int) -> Callable[[_Values, Any], Any]:
+    def sum(self, loop: Loop) -> Callable[[_Values, Any], Any]:
         """Return what adds a piece in a slot to the sum of those before; halves are added up in float32."""
+        slot, all_of_result = loop.slot, loop.slot == self.summed and loop in self.slicing.items
         step, widened, backend = self.steps[slot - self.count], self.cast(slot, "float32"), self.backend
         # Other steps may give a view of an operand.
         is_new = len(step.reads) > 1 or isinstance(step, (Sum, Cast))
@@ -160,6 +165,8 @@ class _Loops:
         def add(values: _Values, total: Any) -> Any:
             part, values[slot] = values[slot], None
             if total is None:
+                if all_of_result and values[-4] is not None:
+                    return _add_to(values[-3], ..., values[-4], part)
                 if widened is not None or is_new:
                     return part if widened is None else widened(part)
                 total = backend.sums_of(part, part.shape)
@@ -179,6 +186,16 @@ class _Loops:
                 part, values[slot] = values[slot], None
                 if values[-3] is None:
                     values[-3] = backend.sums_of(part, shape)
-                values[-3][tuple(values[-2])] = part
+                _add_to(values[-3], tuple(values[-2]), values[-4], part)
 
         return put
+
+
+def _add_to(result: Any, place: Any, beta: Any, part: Any) -> Any:
+    """Put a piece to its place, or add it to so many times what is there."""
+    if beta:
+        result[place] *= beta
+        result[place] += part
+    else:
+        result[place] = part
+    return result

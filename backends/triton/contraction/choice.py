@@ -153,6 +153,9 @@ class StepProblem(Problem[Candidate]):
     def __init__(self, choice: Choice, operands: Sequence[Any], device: int, aligned: bool) -> None:
         memory = choice.memory
         self.step, self.memory, self.precision, self.device = choice.step, memory, choice.precision, device
+        conjugated = memory.conjugated(operands)
+        if conjugated:
+            self.step = self.step.replace(conjugated=conjugated)
         self.small = _small(self.step)
         self.dtype = memory.dtype(operands[0])
         self.on = gpu_ceilings(memory.device_name(device))

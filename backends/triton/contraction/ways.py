@@ -138,6 +138,8 @@ class KernelCandidate(Candidate):
         self.seconds, self.in_order = seconds, order.number == 0
         self.tiling, self.kind = tiling, type(tiling)
         _, self.step, self.strides, self.swapped, self.dtype = order
+        if self.step.conjugated:  # no other kernel multiplies complex numbers
+            self.tiling = replace(tiling, conjugated=self.step.conjugated)
         self.leads, self.follows = tiling.split > 1 and follow_early(), False
 
     @cached_property
@@ -181,6 +183,21 @@ class KernelCandidate(Candidate):
         def elsewhere() -> Run:
             return self._elsewhere().run(memory, device)
 
+        if self.step.placed:
+
+            def run_placed(*arrays: Any) -> Any:
+                *operands, out = arrays
+                written = out
+                if self.tiling.split > 1:
+                    elements = self.tiling.split * self.tiling.reach
+                    written = memory.workspace(out, elements, accumulator(self.dtype))
+                if not launch(memory, device, *operands, written):
+                    return elsewhere()(*arrays)
+                if written is not out:
+                    self._addition(memory, device, written, out)
+                return out
+
+            return run_placed
         if self.tiling.split > 1:
             add, wide, elements = self._addition, accumulator(self.dtype), self.tiling.split * self.tiling.reach
 

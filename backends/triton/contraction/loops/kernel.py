@@ -40,6 +40,7 @@ class ReductionTiling(Tiling):
     free: Role
     summed: Role
     passing: tuple[int, ...] = ()
+    conjugated: tuple[int, ...] = ()  # operands of complex numbers whose conjugates are multiplied
 
     @property
     def grid(self) -> tuple[int, int, int]:
@@ -74,6 +75,11 @@ def _policy(tiling, at):
 
 
 @triton.constexpr_function
+def _conjugates(tiling, at):
+    return at in tiling.conjugated
+
+
+@triton.constexpr_function
 def _ragged(tiling):
     """Whether a summed position that doesn't exist may be multiplied with an operand that has no such axis."""
     return any(
@@ -82,13 +88,16 @@ def _ragged(tiling):
 
 
 @triton.jit
-def _read(array, place, exists, policy: tl.constexpr, acc_type: tl.constexpr, parts: tl.constexpr):
+def _read(array, place, exists, tiling: tl.constexpr, at: tl.constexpr, acc_type: tl.constexpr, parts: tl.constexpr):
     """A tile of an operand: its numbers, or their real and imaginary parts."""
+    policy: tl.constexpr = _policy(tiling, at)
     if parts == 1:
         found = (tl.load(array + place, mask=exists, other=0, eviction_policy=policy).to(acc_type),)
     else:
         pairs = array + (2 * tl.expand_dims(place, 4) + tl.arange(0, 2)[None, None, None, None, :])
         found = tl.split(tl.load(pairs, mask=tl.expand_dims(exists, 4), other=0, eviction_policy=policy).to(acc_type))
+        if _conjugates(tiling, at):
+            found = (found[0], -found[1])
     return found
 
 
@@ -141,11 +150,11 @@ def reduce_kernel(arrays, out, numbers, tiling: tl.constexpr, acc_type: tl.const
     for step in range(begin, end):
         place = block_offsets(tile, free, step, summed, 0, wide, numbers)
         exists = block_inside(tile, free, step, summed, 0, numbers)
-        product = _read(arrays[0], place, exists, _policy(tiling, 0), acc_type, parts)
+        product = _read(arrays[0], place, exists, tiling, 0, acc_type, parts)
         for at in tl.static_range(1, operands):
             place = block_offsets(tile, free, step, summed, at, wide, numbers)
             exists = block_inside(tile, free, step, summed, at, numbers)
-            product = _times(product, _read(arrays[at], place, exists, _policy(tiling, at), acc_type, parts))
+            product = _times(product, _read(arrays[at], place, exists, tiling, at, acc_type, parts))
         if _ragged(tiling):
             # Infinity times a position that doesn't exist is nothing.
             counts = group_inside(step, summed, 0, numbers)[:, None] & group_inside(step, summed, 1, numbers)[None, :]

@@ -59,6 +59,8 @@ for case in sys.argv[1:]:
             activation, *keeps = finished.split()
             bias = (0,) * (len(step.labels) - 1) + (1,)
             step = step.replace(any_order=False, epilogue=Epilogue(activation, bias, bool(keeps)))
+        if dtype.startswith("complex"):
+            step = step.replace(conjugated=(1,))
         ways = kernel_candidates(step, dtype, on)
         boxes = [way for way in ways if isinstance(way, BoxCandidate)]
         threads = [way for way in ways if way.kind is FmaTiling]
@@ -114,6 +116,7 @@ OF_DTYPES = {
     "float16": CASES[::2] + FINISHED,
     "float32": [CASES[at] for at in (3, 9, 11, 13, 15)],  # by threads, too
     "int8": CASES[3:4] + CASES[-2:],
+    "complex64": CASES[-3:-1],  # one operand conjugated
 }
 
 

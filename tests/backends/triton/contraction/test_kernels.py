@@ -64,8 +64,27 @@ def test_kernels_are_right(equation: str, shapes: Sequence[tuple[int, ...]], dty
     check(equation, operands, found)
 
 
+@pytest.mark.parametrize("conjugated", [(0,), (1,), (0, 1)])
+@pytest.mark.parametrize("equation", ["ij,jk->ik", "bij,bij->bi", "i,j->ij", "ij,kj->ki"])
+@pytest.mark.parametrize("dtype", COMPLEX)
+def test_conjugates_are_read_as_they_lie(dtype: str, equation: str, conjugated: tuple[int, ...]) -> None:
+    sizes = {"b": 2, "i": 7, "j": 12, "k": 5}
+    shapes = [tuple(sizes[label] for label in term) for term in equation.partition("->")[0].split(",")]
+    operands = [each.conj() if at in conjugated else each for at, each in enumerate(randoms(shapes, dtype))]
+    wanted = torch.einsum(equation, *[each.to(torch.complex128) for each in operands])
+    step = fused_step(equation, operands)
+    for way in [*kernel_candidates(step.replace(conjugated=conjugated), dtype, ON)[:2], generic_kernel(
+        step.replace(conjugated=conjugated), dtype, ON)]:  # fmt: skip
+        assert way is not None
+        torch.testing.assert_close(way.run(MEMORY, 0)(*operands).to(torch.complex128), wanted, rtol=1e-4, atol=1e-4)
+    with decided(lambda found: found[0]) as ran, autotune("wait"):
+        found = fast_einsum(equation, *operands)
+    assert ran
+    torch.testing.assert_close(found.to(torch.complex128), wanted, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.gpu
-def test_kernels_take_no_conjugates_for_what_is_in_memory() -> None:
+def test_plans_tell_conjugates_from_what_is_in_memory() -> None:
     one, other = randn(2, 40, 3, dtype="complex64"), randn(2, 40, 3, dtype="complex64", seed=1)
     with decided(lambda found: found[0]) as ran, autotune("wait"):
         plain = fast_einsum("bij,bij->bi", one, other)
