@@ -1,10 +1,11 @@
-"""A small Llama on two ranks with our functions in it, and compiled calls: python sharded_training.py STORE."""
+"""A small Llama on two ranks, compiled calls, and forms of attention: python sharded_training.py STORE."""
 
 import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import sharded_attention
 import torch
 from ranks import agree, has_llama, placed, randoms, run_ranks, same, small_llama
 from torch.distributed.device_mesh import init_device_mesh
@@ -92,6 +93,7 @@ def cases() -> dict[str, Callable[[], None]]:
     found: dict[str, Callable[[], None]] = {"modules": partial(check_modules, mesh)}
     if has_llama():
         found["llama by heads"] = partial(check_llama, mesh)
+    found |= sharded_attention.forms(mesh, "s", sharded_attention.FORMS[1::2])
     return found | {"compiled": partial(check_compiled, mesh)}
 
 
