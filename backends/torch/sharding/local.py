@@ -30,13 +30,7 @@ class _Local(torch.autograd.Function):
         for own, gradient in zip(array.placements, gradients, strict=True):
             pending = gradient.is_partial() and own.is_replicate() and not leaf
             ctx.placements.append(gradient if pending else Replicate() if own.is_partial() else own)
-        plain = [own if type(own) in _PLAIN else Replicate() for own in array.placements]
-        if list(map(type, plain)) != list(map(type, array.placements)):  # those of FSDP beside others, say
-            array = array.redistribute(placements=plain)
-        if array.placements != targets:
-            array = array.redistribute(placements=targets)
-        local = array.to_local()
-        local = local.wait() if hasattr(local, "wait") else local  # of a collective that is still under way
+        local = _moved(array, targets)
         return local.view_as(local)
 
     @staticmethod
@@ -45,6 +39,17 @@ class _Local(torch.autograd.Function):
         if list(ctx.gradients) != ctx.placements:
             found = found.redistribute(placements=ctx.placements)
         return found, None, None, None
+
+
+def _moved(array: Any, targets: Any) -> Any:
+    """Return the rank's part of an array with these placements, without gradients."""
+    plain = [own if type(own) in _PLAIN else Replicate() for own in array.placements]
+    if list(map(type, plain)) != list(map(type, array.placements)):  # those of FSDP beside others, say
+        array = array.redistribute(placements=plain)
+    if array.placements != targets:
+        array = array.redistribute(placements=targets)
+    local = array.to_local()
+    return local.wait() if hasattr(local, "wait") else local  # of a collective that is still under way
 
 
 class _Tied(torch.autograd.Function):
@@ -112,8 +117,9 @@ def locally(
 
 def _parts(arrays: Sequence[Any], targets: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
     apply: Callable[..., Any] = _Local.apply
+    recorded = torch.is_grad_enabled()
     return [
-        apply(array, target, gradient, array.is_leaf)
+        apply(array, target, gradient, array.is_leaf) if recorded and array.requires_grad else _moved(array, target)
         for array, target, gradient in zip(arrays, targets, gradients, strict=True)
     ]
 

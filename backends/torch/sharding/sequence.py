@@ -41,9 +41,14 @@ class SharedCall:
         self._labels = [pattern.result, pattern.result.replace(pattern.v_head_dim, "")]
         asked = self._labels[: 1 + request.options.return_lse]
         self.results = [(each, [sizes[label] for label in each]) for each in asked]
-        self.heads = self._sharable_heads() if len(self._dims) == 1 else None
-        # Zero where several dimensions of the mesh share the queries.
-        self._ranks = self._mesh.size(self._dims[0]) if len(self._dims) == 1 else 0
+        # Arrays that are sharded by positions, and where; none, nor ranks, if several dimensions of the mesh do that.
+        self._axes: dict[str, int] = {}
+        self._ranks, self.heads = 0, None
+        if len(self._dims) == 1:
+            self._axes = {
+                name: at.dim for name, each in self._targets.items() if (at := each[self._dims[0]]).is_shard()
+            }
+            self._ranks, self.heads = self._mesh.size(self._dims[0]), self._sharable_heads()
         runs = self._dims and form != "heads" and "cu_seqlens_q" not in terms
         self._shares = self._shared_runs() if runs else None
 
@@ -53,18 +58,18 @@ class SharedCall:
         if self._shares is not None:
             return self._by_runs(named, seed)
         if not self._dims:
-            return self._attend(self.request, named, seed, self._starts(), *self._everything())
+            return self._attend(self.request, named, seed, *self._everything())
         return self._by_heads(named, seed) if self.form == "heads" else attend(*self._packed(named))
 
     def _everything(self) -> tuple[Runs, Runs]:
         return [(0, self.sizes.get(self._queries, 1))], [(0, self.sizes[self._keys])]
 
-    def _starts(self) -> dict[str, int]:
-        """Return where this rank's parts of the batch and of heads begin."""
-        return {
-            label: share(self._mesh, self.placing.sharing(label), self.sizes[label])[0]
-            for label in self._labels[1] if label != self._queries
-        }  # fmt: skip
+    def _start(self, label: str) -> int:
+        """Return where this rank's part of the batch or of heads begins."""
+        start = share(self._mesh, self.placing.sharing(label), self.sizes[label])[0]
+        if self.form == "heads" and self.heads is not None and label == self.heads[0]:
+            start += self.heads[1][label][self._mesh.get_local_rank(self._dims[0])][0]
+        return start
 
     def _own_heads(self, parts: Sequence[Any]) -> list[Any]:
         """Return parts with the heads of k and v that a rank's heads of q use, where it has all of them."""
@@ -115,18 +120,16 @@ class SharedCall:
         (dim,), (heads, spans) = self._dims, self.heads
         group, rank, own = self._mesh.get_group(dim), self._mesh.get_local_rank(dim), {}
         for name, array in named.items():
-            term, target = self.terms[name], self._targets[name][dim]
+            term, join = self.terms[name], self._axes.get(name)
             label = next((each for each in spans if each in term and array.shape[term.index(each)] > 1), None)
             cut = None if label is None else term.index(label)
             cuts = spans[heads if label is None else label]
-            if target.is_shard():
-                joins = [count for _, count in _spans(self.sizes[term[target.dim]], len(cuts))]
-                own[name] = exchanged(array, cut, cuts, target.dim, joins, group)
+            if join is not None:
+                joins = [count for _, count in _spans(self.sizes[term[join]], len(cuts))]
+                own[name] = exchanged(array, cut, cuts, join, joins, group)
             else:
                 own[name] = array if cut is None else array.narrow(cut, *cuts[rank])
-        starts = self._starts()
-        starts[heads] += spans[heads][rank][0]
-        found = self._attend(self.request, own, seed, starts, *self._everything())
+        found = self._attend(self.request, own, seed, *self._everything())
         queries = _spans(self.sizes[self._queries], len(spans[heads]))
         counts = [count for _, count in spans[heads]]
         back = [
@@ -160,11 +163,10 @@ class SharedCall:
     def _by_runs(self, named: dict[str, Any], seed: Any) -> Any:
         assert self._shares is not None
         queries, blocks, pieces, evens = self._shares
-        dim = self._dims[0]
-        rank, axes = self._mesh.get_local_rank(dim) if self._ranks else 0, self._axes(dim)
+        rank = self._mesh.get_local_rank(self._dims[0]) if self._ranks else 0
         if evens:
-            group, (now, then) = self._mesh.get_group(dim), _numbers(self._ranks)
-            named |= {name: rearranged(named[name], axis, now, then, group) for name, axis in axes.items()}
+            group, (now, then) = self._mesh.get_group(self._dims[0]), _numbers(self._ranks)
+            named |= {name: rearranged(named[name], axis, now, then, group) for name, axis in self._axes.items()}
         found: list[tuple[Piece, Any]] = []
         received: list[Any] = []
         every = 0, sum(count for _, count in queries[rank])
@@ -186,36 +188,28 @@ class SharedCall:
             several = tuple([rearranged(each, place, then, now, group) for each, place in pairs])
         return several if len(several) > 1 else several[0]
 
-    def _axes(self, dim: int) -> dict[str, int]:
-        """Return the arrays that are sharded by positions, and where."""
-        return {name: target[dim].dim for name, target in self._targets.items() if target[dim].is_shard()}
-
     def _arriving(self, named: dict[str, Any], rank: int, received: list[Any]) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield the rank that has a block of keys, and the arrays with that; the next one is on its way meanwhile."""
         assert self._shares is not None
         if self.form != "ring":
             yield 0, named
             return
-        blocks, pieces = self._shares.blocks, self._shares.pieces
-        dim, ranks = self._dims[0], self._ranks
-        group, source, block = self._mesh.get_group(dim), rank, dict[str, Any]()
-        passed = {name: axis for name, axis in self._axes(dim).items() if self._queries not in self.terms[name]}
+        blocks, pieces, ranks = self._shares.blocks, self._shares.pieces, self._ranks
+        group, source, block = self._mesh.get_group(self._dims[0]), rank, dict[str, Any]()
+        passed = {name: axis for name, axis in self._axes.items() if self._queries not in self.terms[name]}
         apart = {
             name: term.index(self._keys) for name, term in self.terms.items()
             if name not in passed and self._keys in term and named[name].shape[term.index(self._keys)] > 1
         }  # fmt: skip
-        needed = [[bool(each) for each in own] for own in pieces]
-        steps = [step for step in range(1, ranks) if any(needed[to][to - step] for to in range(ranks))]
+        steps = [step for step in range(1, ranks) if any(pieces[to][to - step] for to in range(ranks))]
         for step in [*steps, 0]:
-            to, sends = (rank + step) % ranks, needed[(rank + step) % ranks][rank]
-            came, length = (rank - step) % ranks, 0
-            if needed[rank][came]:
-                length = sum(count for _, count in blocks[came])
+            to, came = (rank + step) % ranks, (rank - step) % ranks
+            length = sum(count for _, count in blocks[came]) if pieces[rank][came] else 0
             coming = {}
             for name, axis in passed.items() if step else ():
                 array = named[name]
                 nothing, shape = array.narrow(axis, 0, 0), list(array.shape)
-                sent = [array if each == to and sends else nothing for each in range(ranks)]
+                sent = [array if each == to and pieces[to][rank] else nothing for each in range(ranks)]
                 shapes = [(*shape[:axis], length * (each == came), *shape[axis + 1 :]) for each in range(ranks)]
                 coming[name] = begin(sent, shapes, group)
             columns = {
@@ -245,7 +239,7 @@ class SharedCall:
         if "sinks" not in own:
             patterns = tuple([each for each in request.patterns if each[0] != "sinks"])
             request = request._replace(patterns=patterns)
-        return self._attend(request, own, seed, self._starts(), *map(_cut, runs, (piece.queries, piece.keys)))
+        return self._attend(request, own, seed, *map(_cut, runs, (piece.queries, piece.keys)))
 
     def _together(self, found: list[tuple[Piece, Any]], count: int, named: dict[str, Any]) -> Any:
         """Return what several calls make; each may have a part of the queries."""
@@ -267,9 +261,7 @@ class SharedCall:
 
     # One call.
 
-    def _attend(
-        self, request: Request, named: dict[str, Any], seed: Any, starts: dict[str, int], queries: Runs, keys: Runs
-    ) -> Any:
+    def _attend(self, request: Request, named: dict[str, Any], seed: Any, queries: Runs, keys: Runs) -> Any:
         """Return attention of plain tensors at these positions: of weights that are dropped, by their positions."""
         p = request.options.dropout_p
         if seed is None:
@@ -280,7 +272,7 @@ class SharedCall:
             runs = {self._queries: queries, self._keys: keys}.get(label)
             if runs is None:
                 axes = [(name, self.terms[name].find(label)) for name in "qkv"]
-                runs = [(starts[label], max([named[name].shape[axis] for name, axis in axes if axis >= 0]))]
+                runs = [(self._start(label), max([named[name].shape[axis] for name, axis in axes if axis >= 0]))]
             places.append(torch.cat([torch.arange(start, start + count, device=device) for start, count in runs]))
         mask = kept(seed, places, p)
         if "mask" in named:
