@@ -43,8 +43,9 @@ def main(rank: int, store: str) -> None:
     a, b = (placed(torch.ones(4, 4), mesh, "0") for _ in "ab")
     q = placed(torch.ones(1, 2, 4, 4), mesh, "2").requires_grad_()
     # Others than those whose group is closed after the first failure.
-    apart = DeviceMesh.from_group(dist.new_group([0, 1], timeout=limit), "cpu")
-    p = placed(torch.ones(1, 2, 4, 4), apart, "2").requires_grad_()
+    groups = [dist.new_group(ranks, timeout=limit) for ranks in ([0, 1], [0], [1])]
+    apart = DeviceMesh.from_group([groups[0], groups[1 + rank]], "cpu", [[0], [1]], mesh_dim_names=("one", "other"))
+    p = placed(torch.ones(1, 2, 4, 4), apart, "2r").requires_grad_()
     made = {form: by(form, q, q, q).sum() for form in ("ring", "heads")}
     dist.barrier()
     if rank:

@@ -30,6 +30,7 @@ def test_a_rank_that_is_out_of_memory_or_dies_is_an_error_in_the_others(tmp_path
     assert "full raised OutOfMemoryError" in done.stdout
     for call in ("beside the full one", "einsum", "gradients by ring", "ring", "gradients by heads", "heads"):
         assert f"\n{call} raised " in f"\n{done.stdout}", done.stdout
+    assert "Connection" in done.stdout.partition("\neinsum raised ")[2]  # that the other rank closed
     assert time.monotonic() - begin < 300  # no rank waits for ever
 
 
