@@ -13,6 +13,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from einops_fast.attention.attend import own_call
 from einops_fast.attention.options import Request
 from einops_fast.attention.pattern import Pattern, checked_sequence, letters_of, read_pattern
+from einops_fast.attention.torch_state import outside_of_block
 from einops_fast.backends.torch.sharding.local import locally
 from einops_fast.backends.torch.sharding.pieces import reach_of
 from einops_fast.backends.torch.sharding.placing import ANY, Placing, place, sizes_of
@@ -27,34 +28,47 @@ _PLACES_COUNT = "alibi_slopes", "cu_seqlens_q", "cache_seqlens"
 """Arrays that say something about positions in the whole sequence, which a share of the queries doesn't begin with."""
 
 
-def attend_sharded(request: Request, arrays: dict[str, Any]) -> Any:
-    """Return the result of a call that was read, whose arrays are DTensors."""
+def attend_sharded(request: Request, arrays: dict[str, Any], spread: bool = False) -> Any:
+    """Return the result of a call that was read, whose arrays are DTensors.
+
+    Those that are ``spread`` have an early and a late part of the sequence on each rank already.
+    """
     key: Hashable = None
     try:
         alike = tuple([
             (name, type(each), each.dtype, each.shape, each.placements, each.device_mesh)
             for name, each in arrays.items()
         ])  # fmt: skip
-        key = request, arrays.get("cu_seqlens_q") is arrays.get("cu_seqlens_kv"), alike
+        key = request, spread, arrays.get("cu_seqlens_q") is arrays.get("cu_seqlens_kv"), alike
         call = _calls.get(key)
     except (AttributeError, TypeError):  # one is no DTensor, or an option can't be hashed
         call = None
     if call is None:
         own_call(arrays)
-        call = _shared_call(request, arrays)
+        call = _shared_call(request, arrays, spread)
         if key is not None:
             keep(_calls, key, call)
     seed = None
     if request.options.dropout_p:  # one for all ranks: that of the first one
         number, mesh = torch.randint(2**31, (1,), device=arrays["q"].device), call.placing.mesh
         seed = distribute_tensor(number, mesh, [Replicate()] * mesh.ndim).to_local()
-    return locally(lambda *parts: call.of_rank(seed, *parts), (*arrays.values(),), call.placing, call.results)
+    with outside_of_block():
+        return locally(lambda *parts: call.of_rank(seed, *parts), (*arrays.values(),), call.placing, call.results)
 
 
 _calls: dict[Hashable, SharedCall] = emptied_with_plans({})
 
 
-def _shared_call(request: Request, arrays: dict[str, Any]) -> SharedCall:
+def read_axes(request: Request, arrays: dict[str, Any]) -> tuple[Pattern, list[str]]:
+    """Return the pattern, and the labels of the axes of each array."""
+    patterns = dict(request.patterns)
+    hints = tuple([each for each in (patterns.get("bias"), patterns.get("mask")) if each is not None])
+    ranks = arrays["q"].ndim, arrays["k"].ndim, arrays["v"].ndim
+    pattern = read_pattern(request.pattern, ranks, checked_sequence(request.sequence), hints, "block_table" in arrays)
+    return pattern, [_term(pattern, name, array.ndim, patterns.get(name)) for name, array in arrays.items()]
+
+
+def _shared_call(request: Request, arrays: dict[str, Any], spread: bool) -> SharedCall:
     """Return how ranks share a call."""
     packed, options = "cu_seqlens_q" in arrays, request.options
     if options.dropout_p and (packed or "block_table" in arrays):
@@ -62,23 +76,19 @@ def _shared_call(request: Request, arrays: dict[str, Any]) -> SharedCall:
             f"dropout_p isn't for {'packed sequences' if packed else 'pages'} that are DTensors: give 0, or call "
             "attention on .to_local() of them"
         )
-    patterns = dict(request.patterns)
-    hints = tuple([each for each in (patterns.get("bias"), patterns.get("mask")) if each is not None])
+    pattern, terms = read_axes(request, arrays)
     q, k, v = (arrays[name] for name in "qkv")
-    sequence, paged = checked_sequence(request.sequence), "block_table" in arrays
-    pattern = read_pattern(request.pattern, (q.ndim, k.ndim, v.ndim), sequence, hints, paged)
     sizes = sizes_of((pattern.q, pattern.k, pattern.v), (q.shape, k.shape, v.shape))
-    terms = [_term(pattern, name, array.ndim, patterns.get(name)) for name, array in arrays.items()]
     shared = set(pattern.result)
     if options.return_lse:
         shared -= {pattern.v_head_dim}  # or each rank would have the whole gradient of the log
     if any(name in arrays for name in ("cache_seqlens", "cu_seqlens_q")):  # the sequences, whose axis may be any
         shared &= set((pattern.heads or "")[:1]) | {pattern.v_head_dim, pattern.queries}
     placing = _place(pattern, arrays, terms, sizes, shared)
-    form, found = _form(request, pattern, arrays, terms, sizes, placing)
+    form, found = _form(request, pattern, arrays, terms, sizes, placing, spread)
     if form != "heads" and any(name in arrays for name in _PLACES_COUNT) and not _cuts_packed(request, arrays):
         form, found = "gather", _place(pattern, arrays, terms, sizes, shared - {pattern.queries})
-    return SharedCall(request, pattern, dict(zip(arrays, terms, strict=True)), sizes, found, form)
+    return SharedCall(request, pattern, dict(zip(arrays, terms, strict=True)), sizes, found, form, spread)
 
 
 def _cuts_packed(request: Request, arrays: dict[str, Any]) -> bool:
@@ -132,7 +142,7 @@ def _place(
 
 def _form(
     request: Request, pattern: Pattern, arrays: dict[str, Any], terms: Sequence[str], sizes: dict[str, int],
-    placing: Placing,
+    placing: Placing, spread: bool,
 ) -> tuple[str, Placing]:  # fmt: skip
     """Choose how ranks that share queries come to the keys, by the bytes that each one receives.
 
@@ -162,6 +172,8 @@ def _form(
         return tuple([changed(own, lies[name]) if name in lies else own for name, own in pairs])
 
     sharded = replace(placing, targets=passed(placing.targets), gradients=passed(placing.gradients))
+    if spread:
+        return "ring", sharded
     part = {}  # bytes of an array that a rank has
     for name, array, target in zip(arrays, arrays.values(), sharded.targets, strict=True):
         shards = [placing.mesh.size(at) for at, each in enumerate(target) if each.is_shard()]

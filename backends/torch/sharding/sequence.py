@@ -31,7 +31,7 @@ class SharedCall:
 
     def __init__(
         self, request: Request, pattern: Pattern, terms: dict[str, str], sizes: dict[str, int], placing: Placing,
-        form: str,
+        form: str, spread: bool = False,
     ) -> None:  # fmt: skip
         self.request, self.pattern, self.terms, self.sizes = request, pattern, terms, sizes
         self.placing, self.form, self._mesh = placing, form, placing.mesh
@@ -50,7 +50,7 @@ class SharedCall:
             }
             self._ranks, self.heads = self._mesh.size(self._dims[0]), self._sharable_heads()
         runs = self._dims and form != "heads" and "cu_seqlens_q" not in terms
-        self._shares = self._shared_runs() if runs else None
+        self._shares = self._shared_runs(spread) if runs else None
 
     def of_rank(self, seed: Any, *parts: Any) -> Any:
         """Return this rank's part of the result, or of both, from its parts of the arrays."""
@@ -150,15 +150,15 @@ class SharedCall:
         cut = named["cu_seqlens_q"].clamp(first, first + count) - first
         return self.request._replace(options=options), {**named, "cu_seqlens_q": cut, "cu_seqlens_kv": of_keys}
 
-    def _shared_runs(self) -> _Shares:
+    def _shared_runs(self, spread: bool) -> _Shares:
         queries, keys, options = self.sizes[self._queries], self.sizes[self._keys], self.request.options
         ring, ranks = self.form == "ring", self._ranks
-        evens = evens_out(options, queries, keys if ring else 0, ranks)
+        evens = spread or evens_out(options, queries, keys if ring else 0, ranks)
         several: Runs = [share(self._mesh, self._dims, queries)]
         every: Runs = [(0, keys)]
         own = runs_of(queries, ranks, evens) if ranks else [several]
         blocks = runs_of(keys, ranks, evens) if ring else [every]
-        return _Shares(own, blocks, pieces_by_rank(options, queries, keys, own, blocks), evens)
+        return _Shares(own, blocks, pieces_by_rank(options, queries, keys, own, blocks), evens and not spread)
 
     def _by_runs(self, named: dict[str, Any], seed: Any) -> Any:
         assert self._shares is not None
@@ -292,7 +292,7 @@ class _Shares(NamedTuple):
     queries: list[Runs]  # of each rank
     blocks: list[Runs]  # keys of each rank, or all
     pieces: list[list[list[Piece]]]  # of each rank, the calls that each block takes
-    evens: bool  # whether early queries are exchanged for late ones before
+    evens: bool  # whether early queries are exchanged for late ones
 
 
 def evens_out(options: Options, queries: int, keys: int, ranks: int) -> bool:
