@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import agree, placed, randoms, same
+from ranks import Traffic, agree, placed, randoms, same
 from torch.utils.checkpoint import checkpoint
 
 from einops_fast import OperandError, attention, explain_attention
@@ -291,6 +291,25 @@ def check_overlap(mesh: Any) -> None:
         assert events == ["gradient"] + ["send", "send", "gradient"] * 3, events
 
 
+def check_sent(mesh: Any) -> None:
+    """Each form is chosen by the bytes that ranks receive in it; a ring sends no block that nobody sees."""
+    arrays = [placed(each.detach(), mesh, "2") for each in randoms("1 8 16 4, 1 4 32 4, 1 4 32 3")]
+    for options in ({}, {"window": (3, 0)}, {"causal": True}):
+        for form, counted in (("gather", 0.75), ("ring", 1.0), ("heads", 0.75)):  # a rank's own part isn't received
+            sharding._calls.clear()
+            with mock.patch.object(sharding, "cheapest", return_value=form) as chooser:
+                attention(GROUPS, *arrays, **options)
+            ((received, _), _) = chooser.call_args
+            with Traffic() as traffic:
+                attention(GROUPS, *arrays, **options)
+            most = torch.tensor(traffic.bytes)
+            dist.all_reduce(most, dist.ReduceOp.MAX)
+            if "causal" not in options:
+                assert most * counted == received[form], (options, form, most, received)
+            elif form != "heads":  # queries and results that are exchanged count whole
+                assert 0.75 * received[form] <= most <= 4 / 3 * received[form], (form, most, received)
+
+
 def check_calls(mesh: Any, form: str) -> None:
     """Gradients of gradients and of some arrays, kept graphs, checkpoints, low precision, calls without gradients."""
     values = randoms("1 4 8 4, 1 4 8 4, 1 4 8 3")
@@ -352,6 +371,7 @@ def cases(four: Any, square: Any) -> dict[str, Callable[[], None]]:
     found["dropout of attention"] = partial(check_dropout, four, square)
     for form in ("gather", "ring", "heads"):
         found[f"calls of attention by {form}"] = partial(check_calls, four, form)
+    found["bytes of attention"] = partial(check_sent, four)
     found["overlap of attention"] = partial(check_overlap, four)
     found["packed attention"] = partial(check_packed, four)
     found["errors of attention"] = partial(check_errors, four)

@@ -20,7 +20,8 @@ class _Trip:
 
     def begin(self, parts: Sequence[Any]) -> None:
         """Send a part to each rank."""
-        given = torch.cat([each.reshape(-1) for each in parts])
+        sent = [each.reshape(-1) for each in parts if each.numel()] or [parts[0].reshape(-1)]
+        given = torch.cat(sent) if len(sent) > 1 else sent[0]
         self._found = given.new_empty(sum(map(prod, self.coming)))
         # As bytes: gloo has no exchange of truth values.
         self._raw = self._found.view(torch.uint8), given.view(torch.uint8)
