@@ -106,6 +106,8 @@ FORMS: list[tuple[str, str, dict[str, tuple[str, str]], dict[str, Any], str]] = 
     (PLAIN, "1 3 7 4, 1 3 9 4, 1 3 9 3", {"bias": ("h i j", "2")}, {}, RUNS),
     (PLAIN, "4 3 7 4, 4 3 9 4, 4 3 9 3", {"bias": ("b h i j", "r")}, {"causal": True}, EACH),
     (PLAIN, "4 3 7 4, 4 3 9 4, 4 3 9 3", {"segment_ids": ("b i, b j", "1")}, {}, EACH),
+    # Some ranks see nothing, and take part in adding up the gradients of what others see.
+    (PLAIN, "1 3 9 4, 1 3 1 4, 1 3 1 4", {"bias": ("h i j", "1")}, {"window": (3, None)}, RUNS),
     # Slopes say something about positions of the whole sequence.
     (PLAIN, "1 4 7 4, 1 4 9 4, 1 4 9 3", {"alibi_slopes": ("h", "r")}, {"causal": True, "window": 3}, "heads"),
 ]  # fmt: skip
@@ -365,7 +367,7 @@ def cases(four: Any, square: Any) -> dict[str, Callable[[], None]]:
             found[f"attention of {shapes} with {[*further, options]} at {given}"] = partial(check, mesh, case)
     for seed in range(30):
         found[f"attention of random operands {seed}"] = partial(check_any, (four, square)[seed % 2], seed)
-    found |= forms(four, "s", FORMS[::2])
+    found |= forms(four, "s", [*FORMS[::2], *FORMS[-2:]])
     for dims in ("1s", "s1", "0s"):
         found |= forms(square, dims, FORMS[1::7])
     found["dropout of attention"] = partial(check_dropout, four, square)

@@ -55,11 +55,16 @@ class SharedCall:
     def of_rank(self, seed: Any, *parts: Any) -> Any:
         """Return this rank's part of the result, or of both, from its parts of the arrays."""
         named = dict(zip(self.terms, self._own_heads(parts), strict=True))
-        if self._shares is not None:
-            return self._by_runs(named, seed)
         if not self._dims:
             return self._attend(self.request, named, seed, *self._everything())
-        return self._by_heads(named, seed) if self.form == "heads" else attend(*self._packed(named))
+        if self.form == "heads":
+            return self._by_heads(named, seed)
+        received: list[Any] = []
+        found = attend(*self._packed(named)) if self._shares is None else self._by_runs(named, seed, received)
+        # A rank whose queries see nothing adds up the gradients of all arrays, too, or the others would wait for it.
+        others = [*received, *[part for part in parts if part.requires_grad]]
+        several = tuple([tied(each, others) for each in (found if isinstance(found, tuple) else (found,))])
+        return several if isinstance(found, tuple) else several[0]
 
     def _everything(self) -> tuple[Runs, Runs]:
         return [(0, self.sizes.get(self._queries, 1))], [(0, self.sizes[self._keys])]
@@ -160,7 +165,7 @@ class SharedCall:
         blocks = runs_of(keys, ranks, evens) if ring else [every]
         return _Shares(own, blocks, pieces_by_rank(options, queries, keys, own, blocks), evens and not spread)
 
-    def _by_runs(self, named: dict[str, Any], seed: Any) -> Any:
+    def _by_runs(self, named: dict[str, Any], seed: Any, received: list[Any]) -> Any:
         assert self._shares is not None
         queries, blocks, pieces, evens = self._shares
         rank = self._mesh.get_local_rank(self._dims[0]) if self._ranks else 0
@@ -168,7 +173,6 @@ class SharedCall:
             group, (now, then) = self._mesh.get_group(self._dims[0]), _numbers(self._ranks)
             named |= {name: rearranged(named[name], axis, now, then, group) for name, axis in self._axes.items()}
         found: list[tuple[Piece, Any]] = []
-        received: list[Any] = []
         every = 0, sum(count for _, count in queries[rank])
         own = [piece for of_block in pieces[rank] for piece in of_block]
         alone = len(own) < 2 and all(piece.queries == every for piece in own)
@@ -181,7 +185,6 @@ class SharedCall:
             found.append((nothing, self._piece(named, nothing, (queries[rank], blocks[0]), seed, True)))
         result = found[0][1] if alone else self._together(found, every[1], named)
         several = result if isinstance(result, tuple) else (result,)
-        several = tuple([tied(each, received) for each in several])
         if evens:
             places = [labels.index(self._queries) for labels in self._labels]
             pairs = zip(several, places, strict=False)
