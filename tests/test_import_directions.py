@@ -91,7 +91,7 @@ IN_FUNCTIONS = {
     "runtime": "backends.torch backends.torch.einsum",
     "patching": "attention compiler",
     "compiler": "backends.torch.ops",
-    "attention": "backends.mxnet backends.torch backends.torch.attention",
+    "attention": "backends.mxnet backends.torch backends.torch.attention backends.torch.sharding",
     "ops": "backends.torch.ops backends.torch.sharding",
     "profiles": "planning nn backends.mxnet",
     "backends.cupy": "backends.triton.contraction",

@@ -37,10 +37,10 @@ from einops_fast.backends.torch.types import (
     guards_of,
     has_one_way,
     is_backward,
-    is_deterministic,
     is_followed,
     is_jit_tracing,
     is_seen,
+    is_strict,
     is_traced,
     recorder,
     saving_hooks,
@@ -92,7 +92,7 @@ class TorchBackend(TorchDestinations):
     def __init__(self) -> None:
         self.einsum = private_copy(torch.einsum)  # native, also while that is patched
         ask_torch(torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)
-        torch_state.ask_torch(is_deterministic, is_followed, saving_hooks, PLAIN)
+        torch_state.ask_torch(is_strict, is_followed, saving_hooks, PLAIN)
 
     def owns(self, array_type: type) -> bool:
         return issubclass(array_type, torch.Tensor)

@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from types import FunctionType
 from typing import Any
 
 import torch
+
+from einops_fast.attention.torch_state import mesh_of_block
+
+_functional = torch.nn.functional
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 """Types of tensors that nobody has overridden anything of."""
@@ -62,6 +67,13 @@ def is_recomputed() -> bool:
 _backward_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: 0)
 
 is_deterministic: Callable[[], bool] = torch._C._get_deterministic_algorithms
+
+
+def is_strict() -> bool:
+    """Return whether calls aren't what they usually are: deterministic, or perhaps parts of those of several ranks."""
+    if is_deterministic():
+        return True
+    return type(_functional.scaled_dot_product_attention) is FunctionType and mesh_of_block() is not None
 
 
 def is_backward() -> bool:

@@ -193,6 +193,10 @@ def attend(request: Request, arrays: dict[str, Any], words: Hashable = None) -> 
     circumstances = allowed_names(), current_mode(), registry.generation
     question: Hashable = None
     if backend is not None and backend.name == "torch":
+        if torch_state.is_strict() and (mesh := torch_state.mesh_of_block()) is not None:
+            from einops_fast.backends.torch.sharding.block import attend_in_block
+
+            return attend_in_block(mesh, request, arrays)
         if not request.options.deterministic and torch_state.deterministic():
             request = _deterministic(request)
         question = request, circumstances

@@ -5,15 +5,17 @@ Nothing here is called before there are tensors, so to import torch in a functio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from einops_fast.errors import OperandError, ShapeError
 from einops_fast.runtime.autocast import autocasts
 from einops_fast.runtime.tuning import is_reproducible
 
-#: Whether torch is set to warn or raise where something needn't give the same bits on every run; no, before there are
-#: tensors. Look it up in this module each time.
+#: Whether torch is set to warn or raise where something needn't give the same bits on every run, or is in a block as of
+#: :func:`mesh_of_block`; no, before there are tensors. Look it up in this module each time.
 is_strict: Callable[[], bool] = bool
 
 
@@ -40,6 +42,33 @@ def ask_torch(
     is_strict, is_followed, saving_hooks, plain_types = (
         is_strict_now, is_followed_now, saving_hooks_now, plain_types_now
     )  # fmt: skip
+
+
+_block = threading.local()
+
+
+def mesh_of_block() -> Any:
+    """Return the mesh of torch's ``context_parallel`` block, from what that put in place of torch's attention.
+
+    ``None`` outside of it, and while ranks compute their parts.
+    """
+    import torch
+
+    replaced: Any = torch.nn.functional.scaled_dot_product_attention
+    if getattr(replaced, "__name__", "") != "inner_fn" or getattr(_block, "left", False):
+        return None
+    cells = dict(zip(replaced.__code__.co_freevars, replaced.__closure__ or (), strict=True))
+    return cells["device_mesh"].cell_contents if "device_mesh" in cells else None
+
+
+@contextmanager
+def outside_of_block() -> Iterator[None]:
+    """Let calls of this thread be those of plain tensors, also in a block."""
+    before, _block.left = getattr(_block, "left", False), True
+    try:
+        yield
+    finally:
+        _block.left = before
 
 
 def refuse_layouts(arrays: Mapping[str, Any]) -> None:

@@ -1,16 +1,20 @@
-"""A small Llama on two ranks with our functions in it, and compiled calls: python sharded_training.py STORE."""
+"""A small Llama on two ranks, compiled calls, and forms of attention: python sharded_training.py STORE."""
 
 import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import pytest
+import sharded_attention
 import torch
 from ranks import agree, has_llama, placed, randoms, run_ranks, same, small_llama
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.experimental import context_parallel
+from torch.distributed.tensor.experimental._attention import context_parallel_unshard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from einops_fast import attention, fast_einsum, nn, ops
+from einops_fast import OperandError, attention, fast_einsum, nn, ops, scaled_dot_product_attention
 
 STEPS = 3
 
@@ -87,11 +91,44 @@ def check_compiled(mesh: Any) -> None:
         agree(mesh, torch.compile(run, backend="aot_eager"), randoms("2 4 3 5, 2 4 6 5"), "1, 1", "1", reference=run)
 
 
+def check_block(mesh: Any, length: int, options: Any) -> None:
+    """Calls inside torch's ``context_parallel`` block, of the parts that it gives ranks."""
+    values, segments = randoms(", ".join([f"1 2 {length} 4"] * 3)), (torch.arange(length) > 5).long()[None]
+
+    def run(q: Any, k: Any, v: Any, segments: Any) -> Any:
+        by_segments = {"segment_ids": segments} if "scale" in options else {}
+        return attention("b h i d, b h j d, b h j e -> b h i e", q, k, v, **options, **by_segments)
+
+    wanted = run(*values, segments)
+    weight = torch.randn_like(wanted)
+    gradients = torch.autograd.grad((wanted * weight).sum(), values)
+    *arrays, weights, ids = [each.detach().clone() for each in (*values, weight, segments)]
+    with context_parallel(mesh, buffers=[*arrays, weights, ids], buffer_seq_dims=[2, 2, 2, 2, 1]):
+        for _ in range(2):  # by what is kept, too
+            leaves = [each.detach().requires_grad_() for each in arrays]
+            found = run(*leaves, ids)
+            found.backward(weights)
+            parts = [found.detach(), *[each.grad for each in leaves]]
+            wholes = context_parallel_unshard(mesh, parts, [2] * 4)
+            for whole, expected in zip(wholes, (wanted, *gradients), strict=True):
+                same(whole, expected.detach())
+        if options == {"causal": True}:
+            same(scaled_dot_product_attention(*arrays, is_causal=True), found.detach())
+        mask = torch.ones(length, length).bool()
+        with pytest.raises(OperandError, match="mask isn't for a context_parallel block"):
+            attention("b h i d, b h j d, b h j e -> b h i e", *arrays, mask=mask)
+    same(run(*values, segments), wanted.detach())
+
+
 def cases() -> dict[str, Callable[[], None]]:
     mesh = init_device_mesh("cpu", (2,))
     found: dict[str, Callable[[], None]] = {"modules": partial(check_modules, mesh)}
     if has_llama():
         found["llama by heads"] = partial(check_llama, mesh)
+    for length in (16, 10):  # with early and late parts, and without
+        for options in ({}, {"causal": True}, {"window": (3, 1)}, {"causal": True, "scale": 0.3}):
+            found[f"{length} positions in a block, {options}"] = partial(check_block, mesh, length, options)
+    found |= sharded_attention.forms(mesh, "s", sharded_attention.FORMS[1::2])
     return found | {"compiled": partial(check_compiled, mesh)}
 
 

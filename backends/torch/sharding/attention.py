@@ -1,67 +1,105 @@
-"""Attention on DTensors: ranks share batch, heads, queries or features of v; the keys are whole on each."""
+"""Attention on DTensors: how ranks share a call, chosen once for calls that are alike."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import prod
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
+from math import inf, prod
 from typing import Any
 
 import torch
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from einops_fast.attention.attend import attend, own_call
+from einops_fast.attention.attend import own_call
 from einops_fast.attention.options import Request
-from einops_fast.attention.pattern import Pattern, checked_sequence, letters_of, read_pattern, spelled
-from einops_fast.backends.torch.sharding.balance import balanced
-from einops_fast.backends.torch.sharding.local import locally, share
+from einops_fast.attention.pattern import Pattern, checked_sequence, letters_of, read_pattern
+from einops_fast.attention.torch_state import outside_of_block
+from einops_fast.backends.torch.sharding.local import locally
+from einops_fast.backends.torch.sharding.pieces import reach_of
 from einops_fast.backends.torch.sharding.placing import ANY, Placing, place, sizes_of
+from einops_fast.backends.torch.sharding.sequence import SharedCall, evens_out, pieces_by_rank, runs_of
 from einops_fast.errors import OperandError
+from einops_fast.runtime.plan_cache import emptied_with_plans, keep
+
+_RING_BYTES = 1 << 24
+"""Bytes of a rank's keys and values from which on they are passed on while others are computed, not gathered before."""
 
 _PLACES_COUNT = "alibi_slopes", "cu_seqlens_q", "cache_seqlens"
 """Arrays that say something about positions in the whole sequence, which a share of the queries doesn't begin with."""
 
 
-def attend_sharded(request: Request, arrays: dict[str, Any]) -> Any:
-    """Return the result of a call that was read, whose arrays are DTensors."""
-    own_call(arrays)
-    if request.options.dropout_p:
-        raise OperandError(
-            "dropout_p isn't for DTensors, where the mesh would decide which weights are dropped: give 0, or call "
-            "attention on .to_local() of them"
-        )
+def attend_sharded(request: Request, arrays: dict[str, Any], spread: bool = False) -> Any:
+    """Return the result of a call that was read, whose arrays are DTensors.
+
+    Those that are ``spread`` have an early and a late part of the sequence on each rank already.
+    """
+    key: Hashable = None
+    try:
+        alike = tuple([
+            (name, type(each), each.dtype, each.shape, each.placements, each.device_mesh)
+            for name, each in arrays.items()
+        ])  # fmt: skip
+        key = request, spread, arrays.get("cu_seqlens_q") is arrays.get("cu_seqlens_kv"), alike
+        call = _calls.get(key)
+    except (AttributeError, TypeError):  # one is no DTensor, or an option can't be hashed
+        call = None
+    if call is None:
+        own_call(arrays)
+        call = _shared_call(request, arrays, spread)
+        if key is not None:
+            keep(_calls, key, call)
+    seed = None
+    if request.options.dropout_p:  # one for all ranks: that of the first one
+        number, mesh = torch.randint(2**31, (1,), device=arrays["q"].device), call.placing.mesh
+        seed = distribute_tensor(number, mesh, [Replicate()] * mesh.ndim).to_local()
+    with outside_of_block():
+        return locally(lambda *parts: call.of_rank(seed, *parts), (*arrays.values(),), call.placing, call.results)
+
+
+_calls: dict[Hashable, SharedCall] = emptied_with_plans({})
+
+
+def read_axes(request: Request, arrays: dict[str, Any]) -> tuple[Pattern, list[str]]:
+    """Return the pattern, and the labels of the axes of each array."""
     patterns = dict(request.patterns)
     hints = tuple([each for each in (patterns.get("bias"), patterns.get("mask")) if each is not None])
+    ranks = arrays["q"].ndim, arrays["k"].ndim, arrays["v"].ndim
+    pattern = read_pattern(request.pattern, ranks, checked_sequence(request.sequence), hints, "block_table" in arrays)
+    return pattern, [_term(pattern, name, array.ndim, patterns.get(name)) for name, array in arrays.items()]
+
+
+def _shared_call(request: Request, arrays: dict[str, Any], spread: bool) -> SharedCall:
+    """Return how ranks share a call."""
+    packed, options = "cu_seqlens_q" in arrays, request.options
+    if options.dropout_p and (packed or "block_table" in arrays):
+        raise OperandError(
+            f"dropout_p isn't for {'packed sequences' if packed else 'pages'} that are DTensors: give 0, or call "
+            "attention on .to_local() of them"
+        )
+    pattern, terms = read_axes(request, arrays)
     q, k, v = (arrays[name] for name in "qkv")
-    sequence, paged = checked_sequence(request.sequence), "block_table" in arrays
-    pattern = read_pattern(request.pattern, (q.ndim, k.ndim, v.ndim), sequence, hints, paged)
     sizes = sizes_of((pattern.q, pattern.k, pattern.v), (q.shape, k.shape, v.shape))
-    terms = [_term(pattern, name, array.ndim, patterns.get(name)) for name, array in arrays.items()]
-    placing = _place(request, pattern, arrays, terms, sizes)
+    shared = set(pattern.result)
+    if options.return_lse:
+        shared -= {pattern.v_head_dim}  # or each rank would have the whole gradient of the log
+    if any(name in arrays for name in ("cache_seqlens", "cu_seqlens_q")):  # the sequences, whose axis may be any
+        shared &= set((pattern.heads or "")[:1]) | {pattern.v_head_dim, pattern.queries}
+    placing = _place(pattern, arrays, terms, sizes, shared)
+    form, found = _form(request, pattern, arrays, terms, sizes, placing, spread)
+    if form != "heads" and any(name in arrays for name in _PLACES_COUNT) and not _cuts_packed(request, arrays):
+        form, found = "gather", _place(pattern, arrays, terms, sizes, shared - {pattern.queries})
+    return SharedCall(request, pattern, dict(zip(arrays, terms, strict=True)), sizes, found, form, spread)
 
-    def of_rank(*parts: Any) -> Any:
-        own = list(parts)
-        if pattern.heads and parts[0].shape[pattern.q.index(pattern.heads[0])] != sizes[pattern.heads[0]]:
-            own = _own_heads(placing, pattern.heads, own, terms, sizes)
-        named, dims = dict(zip(arrays, own, strict=True)), placing.sharing(pattern.queries or "")
-        if not dims:
-            return attend(request, named)
 
-        def of_run(first: int, count: int, run: dict[str, Any]) -> Any:
-            asked = _from_query(first, count, request, pattern, run, dict(zip(arrays, terms, strict=True)), sizes)
-            return attend(asked, run)
-
-        if _is_uneven(request, pattern, terms, placing, sizes):
-            axis, axes = pattern.q.index(pattern.queries), tuple([each.index(pattern.queries) for each in labels])
-
-            def of_part(query: Any, first: int) -> tuple[Any, ...]:
-                made = of_run(first, query.shape[axis], {**named, "q": query})
-                return made if isinstance(made, tuple) else (made,)
-
-            return balanced(of_part, named["q"], axis, axes, placing.mesh, dims[0])
-        return of_run(*share(placing.mesh, dims, sizes[pattern.queries]), named)
-
-    labels = [pattern.result, pattern.result.replace(pattern.v_head_dim, "")][: 1 + request.options.return_lse]
-    results = [(each, [sizes[label] for label in each]) for each in labels]
-    return locally(of_rank, (*arrays.values(),), placing, results)
+def _cuts_packed(request: Request, arrays: dict[str, Any]) -> bool:
+    """Whether ranks can share the tokens of packed sequences: what they see ends with the queries, or isn't bounded."""
+    # Others count positions from where a sequence begins.
+    if "cu_seqlens_q" not in arrays or arrays.keys() - {"q", "k", "v", "cu_seqlens_q", "cu_seqlens_kv", "sinks"}:
+        return False
+    options, reach = request.options, reach_of(request.options, 0, 0)
+    if not options.causal and options.window is None:
+        return True
+    return reach.after == 0 and arrays["cu_seqlens_q"] is arrays["cu_seqlens_kv"]
 
 
 def _term(pattern: Pattern, name: str, rank: int, text: str | None) -> str:
@@ -84,16 +122,9 @@ def _term(pattern: Pattern, name: str, rank: int, text: str | None) -> str:
 
 
 def _place(
-    request: Request, pattern: Pattern, arrays: dict[str, Any], terms: Sequence[str], sizes: dict[str, int]
+    pattern: Pattern, arrays: dict[str, Any], terms: Sequence[str], sizes: dict[str, int], shared: set[str]
 ) -> Placing:
     """Return the placing; ranks have all heads of k and v where they can't have whole groups."""
-    shared = set(pattern.result)
-    if request.options.return_lse:
-        shared -= {pattern.v_head_dim}  # or each rank would have the whole gradient of the log
-    if any(name in arrays for name in _PLACES_COUNT):
-        shared -= {pattern.queries}
-    if any(name in arrays for name in ("cache_seqlens", "cu_seqlens_q")):  # the sequences, whose axis may be any
-        shared &= set((pattern.heads or "")[:1]) | {pattern.v_head_dim}
     names, given = [*arrays], [*arrays.values()]
     heads, kv_heads = pattern.heads or ("", "")
     if kv_heads and sizes[kv_heads] > 1:
@@ -109,71 +140,72 @@ def _place(
     return place(given, terms, pattern.result, shared, names)
 
 
-def _is_uneven(
-    request: Request, pattern: Pattern, terms: Sequence[str], placing: Placing, sizes: dict[str, int]
-) -> bool:
-    """Whether ranks see more keys the later their queries are, and can exchange half of these.
+def _form(
+    request: Request, pattern: Pattern, arrays: dict[str, Any], terms: Sequence[str], sizes: dict[str, int],
+    placing: Placing, spread: bool,
+) -> tuple[str, Placing]:  # fmt: skip
+    """Choose how ranks that share queries come to the keys, by the bytes that each one receives.
 
-    They can where no other array has queries.
+    Keys that are sharded stay so until the ranks exchange them: ``'heads'`` for all of the sequence and some heads, or
+    in a ``'ring'``. Otherwise they are gathered before, ``'gather'``.
     """
-    options, dims = request.options, placing.sharing(pattern.queries or "")
-    if not options.causal or options.window is not None or len(dims) != 1:
-        return False
-    alone = sum(pattern.queries in term for term in terms) == 1
-    ranks = placing.mesh.size(dims[0])
-    return alone and ranks > 1 and sizes[pattern.queries] % (2 * ranks) == 0
+    dims = placing.sharing(pattern.queries or "")
+    if len(dims) != 1 or (ranks := placing.mesh.size(dims[0])) == 1:
+        return "gather", placing
+    (dim,), keys = dims, pattern.keys
+    lies = {}  # arrays of keys that are sharded by these, or may be
+    for name, array, term in zip(arrays, arrays.values(), terms, strict=True):
+        axis = term.find(keys)
+        if axis >= 0 and pattern.queries not in term and array.shape[axis] == sizes[keys]:
+            lies[name] = Shard(axis)
+            own = array.placements[dim]
+            if own != lies[name] and (name in "kv" or not own.is_replicate()):
+                return "gather", placing
+    if not {"k", "v"} <= lies.keys():
+        return "gather", placing
+
+    def changed(own: tuple[Any, ...], to: Any) -> tuple[Any, ...]:
+        return (*own[:dim], to, *own[dim + 1 :])
+
+    def passed(every: Sequence[Any]) -> tuple[Any, ...]:
+        pairs = zip(arrays, every, strict=True)
+        return tuple([changed(own, lies[name]) if name in lies else own for name, own in pairs])
+
+    sharded = replace(placing, targets=passed(placing.targets), gradients=passed(placing.gradients))
+    if spread:
+        return "ring", sharded
+    part = {}  # bytes of an array that a rank has
+    for name, array, target in zip(arrays, arrays.values(), sharded.targets, strict=True):
+        shards = [placing.mesh.size(at) for at, each in enumerate(target) if each.is_shard()]
+        part[name] = array.numel() * array.element_size() / prod(shards)
+    result = part["q"] / sizes[pattern.head_dim] * sizes[pattern.v_head_dim] if part["q"] else 0.0
+    block, named, options = sum([part[name] for name in lies]), dict(zip(arrays, terms, strict=True)), request.options
+    along = [name for name, term in named.items() if pattern.queries in term]
+    moved = sum([part[name] for name in along]) + result
+    queries, lengths = sizes[pattern.queries], sizes[keys]
+    received = {"gather": (ranks - 1) * block + moved * evens_out(options, queries, 0, ranks)}
+    if any(name in arrays for name in (*_PLACES_COUNT, "block_table")):
+        received["gather"] = (ranks - 1) * (block if _cuts_packed(request, arrays) else block + moved)
+    else:
+        evens = evens_out(options, queries, lengths, ranks)
+        own, blocks = runs_of(queries, ranks, evens), runs_of(lengths, ranks, evens)
+        pieces = pieces_by_rank(options, queries, lengths, own, blocks)
+        count = max([sum(map(bool, each[:rank] + each[rank + 1 :])) for rank, each in enumerate(pieces)])
+        received["ring"] = count * block + (moved + block) * evens
+    call = SharedCall(request, pattern, named, sizes, sharded, "heads")
+    if call.heads is not None:
+        of_heads = sum([part[name] * (ranks - 1) * call.share_of_heads(name) for name in {*along, *lies}])
+        received["heads"] = of_heads + result * (ranks - 1) / ranks
+    form = cheapest(received, block)
+    return form, placing if form == "gather" else sharded
 
 
-def _own_heads(
-    placing: Placing, heads: tuple[str, str], parts: list[Any], terms: Sequence[str], sizes: dict[str, int]
-) -> list[Any]:
-    """Return parts with the heads of k and v that a rank's heads of q use, where it has all of them."""
-    first, count = share(placing.mesh, placing.sharing(heads[0]), sizes[heads[0]])
-    for at, (part, term) in enumerate(zip(parts, terms, strict=True)):
-        axis = term.find(heads[1])
-        if axis >= 0 and 1 < part.shape[axis] == sizes[heads[1]]:
-            own = torch.arange(first, first + count, device=part.device) // (sizes[heads[0]] // sizes[heads[1]])
-            parts[at] = part.index_select(axis, own)
-    return parts
+def cheapest(received: dict[str, float], block: float) -> str:
+    """Choose a form by the bytes that a rank receives in each, of which ``block`` are the keys of another rank.
 
-
-def _from_query(
-    first: int, count: int, request: Request, pattern: Pattern, named: dict[str, Any], terms: dict[str, str],
-    sizes: dict[str, int],
-) -> Request:  # fmt: skip
-    """Return the request for ``count`` queries from ``first`` on, whose keys are those of the whole sequence."""
-    options, keys = request.options, sizes[pattern.keys]
-    if not options.causal and options.window is None:
-        return request
-    from_end = "bottom_right" in (options.causal, options.alignment)
-    shift = first + (keys - sizes[pattern.queries] if from_end else 0)
-    if options.window is None and 0 < (end := shift + count) <= keys and count:
-        # Without the keys behind the one that the last query faces, the last query faces the last key.
-        for name, term in terms.items():
-            axis = term.find(pattern.keys)
-            if axis >= 0 and named[name].shape[axis] > 1:
-                named[name] = named[name].narrow(axis, 0, end)
-        return request._replace(options=options._replace(causal="bottom_right", alignment=None))
-    before, after = options.window or (None, None)
-    device = named["q"].device
-    faced = torch.arange(shift, shift + count, device=device)[:, None]
-    key = torch.arange(keys, device=device)[None]
-    seen = key <= faced if options.causal else torch.ones(count, keys, dtype=torch.bool, device=device)
-    if before is not None:
-        seen = seen & (key >= faced - before)
-    if after is not None:
-        seen = seen & (key <= faced + after)
-    labels = pattern.queries + pattern.keys
-    if "mask" in named:
-        term = terms["mask"]
-        wanted = "".join([label for label in term if label not in labels]) + labels
-        mask = named["mask"].permute([term.index(label) for label in wanted if label in term])
-        for axis, label in enumerate(wanted):
-            mask = mask if label in term else mask.unsqueeze(axis)
-        seen, labels = seen & mask, wanted
-    named["mask"] = seen
-    text = " ".join([spelled(pattern, label) for label in labels])
-    patterns = {**dict(request.patterns), "mask": text}
-    return request._replace(
-        options=options._replace(causal=False, alignment=None, window=None), patterns=tuple(patterns.items())
-    )
+    A ring that receives as much as is gathered takes longer where blocks are small: each is a call, and adding it up.
+    """
+    ring, gather = received.get("ring", inf), received["gather"]
+    if received.get("heads", inf) < min(ring, gather):
+        return "heads"
+    return "ring" if ring < inf and (block >= _RING_BYTES or 2 * ring < gather) else "gather"

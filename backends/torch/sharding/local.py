@@ -30,13 +30,7 @@ class _Local(torch.autograd.Function):
         for own, gradient in zip(array.placements, gradients, strict=True):
             pending = gradient.is_partial() and own.is_replicate() and not leaf
             ctx.placements.append(gradient if pending else Replicate() if own.is_partial() else own)
-        plain = [own if type(own) in _PLAIN else Replicate() for own in array.placements]
-        if list(map(type, plain)) != list(map(type, array.placements)):  # those of FSDP beside others, say
-            array = array.redistribute(placements=plain)
-        if array.placements != targets:
-            array = array.redistribute(placements=targets)
-        local = array.to_local()
-        local = local.wait() if hasattr(local, "wait") else local  # of a collective that is still under way
+        local = _moved(array, targets)
         return local.view_as(local)
 
     @staticmethod
@@ -47,20 +41,34 @@ class _Local(torch.autograd.Function):
         return found, None, None, None
 
 
+def _moved(array: Any, targets: Any) -> Any:
+    """Return the rank's part of an array with these placements, without gradients."""
+    plain = [own if type(own) in _PLAIN else Replicate() for own in array.placements]
+    if list(map(type, plain)) != list(map(type, array.placements)):  # those of FSDP beside others, say
+        array = array.redistribute(placements=plain)
+    if array.placements != targets:
+        array = array.redistribute(placements=targets)
+    local = array.to_local()
+    return local.wait() if hasattr(local, "wait") else local  # of a collective that is still under way
+
+
 class _Tied(torch.autograd.Function):
-    """A result that all parts have gradients of: a rank whose parts are empty, too, takes part in adding them up."""
+    """A result that others have gradients of, zeros: a rank that doesn't use them takes part in adding these up."""
 
     @staticmethod
-    def forward(ctx: Any, result: Any, *parts: Any) -> Any:
-        ctx.parts = [(each.shape, each.dtype) for each in parts]
+    def forward(ctx: Any, result: Any, *others: Any) -> Any:
+        ctx.others = len(others)
         return result.view_as(result)
 
     @staticmethod
     def backward(ctx: Any, d_result: Any) -> tuple[Any, ...]:
-        needed = zip(ctx.parts, ctx.needs_input_grad[1:], strict=True)
-        return d_result, *[
-            d_result.new_zeros(shape, dtype=dtype) if wants else None for (shape, dtype), wants in needed
-        ]
+        return d_result, *[None] * ctx.others
+
+
+def tied(result: Any, others: Sequence[Any]) -> Any:
+    """Return the result with gradients of others, which are what they would be without it."""
+    apply: Callable[..., Any] = _Tied.apply
+    return apply(result, *others) if others and torch.is_grad_enabled() and result.is_floating_point() else result
 
 
 def _placed(
@@ -99,8 +107,7 @@ def locally(
         made = function(*parts)
         several = made if isinstance(made, tuple) else (made,)
     if torch.is_grad_enabled() and any(each.requires_grad for each in parts) and not all(map(torch.numel, parts)):
-        tied: Callable[..., Any] = _Tied.apply
-        several = tuple([tied(each, *parts) if each.is_floating_point() else each for each in several])
+        several = tuple([tied(each, parts) for each in several])
     found = [
         _placed(part, placing.mesh, placing.results(labels), shape)
         for part, (labels, shape) in zip(several, results, strict=True)
@@ -110,8 +117,9 @@ def locally(
 
 def _parts(arrays: Sequence[Any], targets: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
     apply: Callable[..., Any] = _Local.apply
+    recorded = torch.is_grad_enabled()
     return [
-        apply(array, target, gradient, array.is_leaf)
+        apply(array, target, gradient, array.is_leaf) if recorded and array.requires_grad else _moved(array, target)
         for array, target, gradient in zip(arrays, targets, gradients, strict=True)
     ]
 

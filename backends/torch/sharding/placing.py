@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from einops_fast.errors import OperandError
+from einops_fast.runtime.plan_cache import emptied_with_plans, keep
 
 ANY = " "
 """Stands in a term for an axis that has no label: it is whole on each rank."""
@@ -71,7 +72,23 @@ def place(
                 "distribute one of them over the other's mesh first"
             )
     shapes = [array.shape for array in arrays] if shapes is None else shapes
-    sizes = sizes_of(terms, shapes)
+    kinds = tuple([(array.shape, array.placements, array.element_size()) for array in arrays])
+    key = kinds, mesh, tuple(terms), tuple(map(tuple, shapes)), output, frozenset(shared), linear
+    found = _placings.get(key)
+    if found is None:
+        found = _chosen(arrays, terms, output, shared, linear, shapes)
+        keep(_placings, key, found)
+    return found
+
+
+_placings: dict[Hashable, Placing] = emptied_with_plans({})
+
+
+def _chosen(
+    arrays: Sequence[Any], terms: Sequence[str], output: str, shared: Collection[str], linear: bool,
+    shapes: Sequence[Sequence[int]],
+) -> Placing:  # fmt: skip
+    mesh, sizes = arrays[0].device_mesh, sizes_of(terms, shapes)
     axes = [
         {
             label: at
