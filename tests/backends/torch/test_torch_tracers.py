@@ -16,7 +16,6 @@ from einops_fast import (
     patched,
     scaled_dot_product_attention,
 )
-from einops_fast.attention import attend
 
 CASES = [
     ("ijk,jk->i", [(2, 3, 4), (3, 4)]),
@@ -78,13 +77,6 @@ assert "mkldnn" not in str(traced.graph), traced.graph
     run_python("-c", script)
 
 
-def test_jit_takes_options() -> None:
-    a, b = operands([(2, 3), (3, 4)])
-    traced = torch.jit.trace(lambda a, b: fast_einsum("ij,jk->ik", a, b, dtype=torch.float64, order="F"), (a, b))
-    found = traced(*operands([(4, 5), (5, 7)]))
-    assert (found.dtype, found.stride()) == (torch.float64, (1, 4))
-
-
 @pytest.mark.parametrize(("equation", "shapes"), CASES)
 def test_fx_writes_einsums_down_as_they_are(equation: str, shapes: list[tuple[int, ...]]) -> None:
     given = operands(shapes)
@@ -121,24 +113,6 @@ def test_fx_keeps_the_constants_of_an_expression() -> None:
 def test_fx_is_told_what_makes_a_node_of_other_functions(call: Any) -> None:
     with pytest.raises(OperandError, match=r"torch\.fx\.wrap"):
         torch.fx.symbolic_trace(lambda x: call(x))
-
-
-def test_jit_records_attention_without_choosing_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[bool] = []
-    choose = attend.choose
-    monkeypatch.setattr(
-        attend, "choose", lambda *given, recorded=False: asked.append(recorded) or choose(*given, recorded=recorded)
-    )
-    q, other = torch.randn(2, 3, 5, 4), torch.randn(3, 3, 7, 4)
-    for causal in (False, True):
-
-        def call(q: Any, causal: bool = causal) -> Any:
-            return attention(q, q, q, layout="bhsd", causal=causal)
-
-        traced = torch.jit.trace(call, (q,), check_trace=False)
-        torch.testing.assert_close(traced(other), call(other))
-    assert asked[0] is asked[-2] is True
-    assert asked[-1] is False
 
 
 @pytest.mark.gpu
@@ -188,10 +162,3 @@ def test_jit_records_what_many_lengths_came_with_before(name: str) -> None:
     traced = torch.jit.trace(call, given(9), check_trace=False)
     for length in (9, 12, 2):
         torch.testing.assert_close(traced(*given(length)), call(*given(length)))
-
-
-def test_fx_writes_down_an_expression_that_a_transform_called_before() -> None:
-    expression = contract_expression("ij,jk->ik", (2, 3), (3, 4))
-    a, b = operands([(2, 3), (3, 4)])
-    torch.func.vmap(expression)(a[None], b[None])
-    torch.testing.assert_close(torch.fx.symbolic_trace(lambda a, b: expression(a, b))(a, b), a @ b)

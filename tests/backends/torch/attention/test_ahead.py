@@ -1,6 +1,5 @@
 """Kernels of traced calls are compiled while the rest of a program is: what a call asks for is known from its fakes."""
 
-import os
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
@@ -9,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from einops_fast.attention.spec import AttentionSpec
 from einops_fast.backends.torch.attention import ahead, runs
@@ -68,38 +66,12 @@ def test_kernels_of_both_ways_are_asked_for_once(asked: list[list[str]]) -> None
     assert not set(forward) & set(backward)
 
 
-def test_sizes_that_change_are_left_to_the_call(asked: list[list[str]]) -> None:
-    """Also where only the longest sequence is a symbol, which can't be hashed."""
-    symbol = ShapeEnv().create_unbacked_symint()
-    with FakeTensorMode():
-        q = torch.empty(2, 3, 64, 32, dtype=torch.bfloat16, device="cuda")
-        ahead.compile_ahead(("forward", symbol), (q, q, q), lambda like: None)
-    assert not ahead.pending
-    assert not asked
-
-
 def test_plans_that_are_cleared_are_asked_for_again(asked: list[list[str]]) -> None:
     traced()
     clear_plans()
     traced()
     ahead.wait()
     assert len(asked) == 4
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs forks")
-def test_a_fork_waits_for_nothing() -> None:
-    ahead.pending.append(Future())
-    child = os.fork()
-    if not child:
-        os._exit(len(ahead.pending))
-    ahead.pending.clear()
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-
-
-def test_nothing_is_compiled_for_a_cpu(asked: list[list[str]]) -> None:
-    traced(device="cpu")
-    assert not ahead.pending
-    assert not asked
 
 
 def test_what_goes_wrong_is_left_to_the_call(asked: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
