@@ -15,7 +15,7 @@ from einops_fast.planning.chains import chain_of, chain_order
 from einops_fast.planning.layout import contiguous_strides
 from einops_fast.planning.notation import parse
 from einops_fast.planning.plan import make_plan
-from einops_fast.planning.steps import Cast, Diagonal, Fused, Gemm, Step
+from einops_fast.planning.steps import Cast, Diagonal, Fused, Gemm
 from einops_fast.planning.target import Numerics, Operand
 
 CHAIN = "ai,ij,jk,kb->ab"
@@ -64,18 +64,6 @@ def test_a_small_chain_is_one_step() -> None:
     assert told.largest_intermediate == 0
 
 
-def test_the_library_reads_operands_in_the_order_of_the_step() -> None:
-    (step,) = plan("jk,kb,ij,ai->ba", a=4096, b=4096, i=64, j=32, k=16).steps
-    assert isinstance(step, Fused)
-    assert step.reads == (1, 0, 2, 3)
-    terms = ["kb", "jk", "ij", "ai"]
-    for each in step.library:
-        left, right = (set(terms[slot]) for slot in each.reads)
-        assert left & right  # no outer product of matrices that aren't neighbours
-        terms.append(each.labels)
-    assert terms[-1] == "ba"
-
-
 @pytest.mark.parametrize(
     ("dtype", "sizes"),
     [
@@ -122,72 +110,6 @@ def test_converted_operands_are_chains_and_repeated_ones_are_not() -> None:
 
 
 # ---- which operands are multiplied together, and the axes of intermediates
-
-
-def first(equation: str, **sizes: int) -> Step:
-    return plan(equation, **sizes).steps[0]
-
-
-def test_contracted_axes_go_last_where_neighbours_are_written_together() -> None:
-    step = first("bsd,dr,rf->bsf", b=4, s=2048, d=2048, r=16, f=2048)
-    assert (step.reads, step.labels) == ((0, 1), "bsr")
-
-
-def test_contracted_axes_go_first_where_too_few_neighbours_would_be_written_together() -> None:
-    """The last of them, ``i``, has two positions, and ``b`` before it comes from the other operand."""
-    sizes = {"a": 1024, "b": 1024, "c": 1024, "d": 1024, "i": 2}
-    assert first("ab,aic,bid->cd", **sizes).labels == "bic"
-    assert first("ab,aic,bid->cd", **sizes | {"i": 8}).labels == "cbi"
-
-
-@pytest.mark.parametrize("equation", ["ab,ac,ab->abc", "a,b,c->abc", "a,b,c,bc->cab"])
-def test_products_without_a_sum_are_one_step(equation: str) -> None:
-    (step,) = plan(equation, a=64, b=64, c=64).steps
-    assert isinstance(step, Fused)
-    assert len(step.reads) == equation.count(",") + 1
-
-
-@pytest.mark.parametrize(
-    ("equation", "reads"),
-    [
-        ("bi,oij,bj->bo", (2, 1, 0)),  # contiguous along the right operand's fastest axis
-        ("ijk,jr,kr->ir", (2, 0, 1)),  # it has that axis
-        ("ki,k,kj->ij", (2, 0, 1)),  # the larger one
-        ("kj,k,ki->ij", (0, 2, 1)),
-    ],
-)
-def test_left_operand_of_a_product_of_factors(equation: str, reads: tuple[int, ...]) -> None:
-    sizes = {"b": 4096, "o": 128, "i": 128, "j": 256, "k": 256, "r": 32}
-    (step,) = plan(equation, **sizes).steps
-    assert step.reads == reads
-
-
-@pytest.mark.parametrize(
-    ("equation", "sizes", "strides"),
-    [
-        ("ij,jk,kl->il", {"i": 512, "j": 300, "k": 1023, "l": 700}, (1024, 1)),
-        ("ij,jk,kl->il", {"i": 512, "j": 300, "k": 1024, "l": 700}, None),  # aligned as they are
-        ("ij,jk,kl->il", {"i": 512, "j": 300, "k": 3, "l": 700}, None),  # more gaps than elements
-        ("ij,jkm,kml->il", {"i": 512, "j": 300, "k": 31, "m": 33, "l": 700}, (1024, 33, 1)),  # both axes are a row
-    ],
-)
-def test_rows_of_an_intermediate_begin_where_a_thread_loads_at_once(
-    equation: str, sizes: dict[str, int], strides: tuple[int, ...] | None
-) -> None:
-    steps = plan(equation, optimize=[(0, 1), (0, 1)], **sizes).steps
-    before, after = steps
-    assert isinstance(before, Fused)
-    assert isinstance(after, Fused)
-    assert before.strides == strides
-    assert after.strides is None
-    at = after.reads.index(3)
-    read = {loop.label: loop.strides[at] for loop in after.loops if loop.strides[at]}
-    assert read == dict(zip(before.labels, strides or contiguous_strides(before.shape), strict=True))
-
-
-def test_what_an_elementwise_product_or_a_sum_reads_has_no_gaps() -> None:
-    steps = plan("ij,jk,ik->ik", optimize=[(0, 1), (0, 1)], i=512, j=300, k=1023).steps
-    assert [step.strides for step in steps if isinstance(step, Fused)] == [None, None]
 
 
 @pytest.mark.parametrize("name", ["ring", "ladder"])

@@ -8,7 +8,6 @@ import opt_einsum
 import pytest
 
 from einops_fast import fast_einsum
-from einops_fast.planning import lowering
 from einops_fast.runtime import new_shapes
 
 
@@ -57,17 +56,3 @@ def test_networks_are_contracted_right(seed, dtype):
         np.testing.assert_allclose(
             result, expected, rtol=accuracy, atol=accuracy * (1 + np.abs(expected).max(initial=0))
         )
-
-
-@pytest.mark.parametrize("extent", [2, 6])
-def test_small_pairs_are_not_priced(monkeypatch, extent):
-    priced = []
-    contract_pair = lowering.contract_pair
-    monkeypatch.setattr(lowering, "contract_pair", lambda *call: priced.append(call) or contract_pair(*call))
-    numbers = np.random.default_rng(0)
-    terms = [
-        f"{opt_einsum.get_symbol(at)}{opt_einsum.get_symbol(at + 1)}{opt_einsum.get_symbol(60)}" for at in range(40)
-    ]
-    arrays = [numbers.standard_normal((extent, extent, 2)) for _ in terms]
-    fast_einsum(",".join(terms) + "->" + terms[0][0] + terms[-1][1], *arrays)
-    assert len(priced) <= 1  # the last pair makes the answer
