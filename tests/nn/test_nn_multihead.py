@@ -31,26 +31,6 @@ def made(name: str) -> tuple[Any, Any]:
     return module, torch.randn(*((2, 3, 6, 32) if name == "words" else (2, 6, 32)))
 
 
-@pytest.mark.parametrize(
-    ("pattern", "shape"),
-    [
-        ("query, key -> query", (6, 32)),
-        ("query,key->query", (6, 32)),
-        ("src, tgt -> src", (6, 32)),
-        ("i, j -> i", (6, 32)),
-        ("bi, bj -> bi", (2, 6, 32)),
-        ("b query, b key -> b query", (2, 6, 32)),
-    ],
-)
-def test_letters_and_words(pattern: str, shape: tuple[int, ...]) -> None:
-    torch.manual_seed(0)
-    module = MultiHeadAttention(pattern, 32, 4)
-    torch.manual_seed(0)
-    usual = MultiHeadAttention("b i, b j -> b i", 32, 4)
-    x = torch.randn(shape)
-    torch.testing.assert_close(module(x), usual(x.reshape(-1, 6, 32)).reshape(shape))
-
-
 @pytest.mark.parametrize("pattern", ["i, i -> i", "b i, b j -> b j", "query, query -> query", "b i", "i j, k l -> i"])
 def test_patterns_without_queries_or_keys(pattern: str) -> None:
     with pytest.raises(SubscriptsError):

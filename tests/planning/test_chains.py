@@ -11,11 +11,11 @@ from gpu_plans import TARGET, plan
 
 from einops_fast import fast_einsum
 from einops_fast.explanation import explanation_of
-from einops_fast.planning.chains import chain_of, chain_order
+from einops_fast.planning.chains import chain_of
 from einops_fast.planning.layout import contiguous_strides
 from einops_fast.planning.notation import parse
 from einops_fast.planning.plan import make_plan
-from einops_fast.planning.steps import Cast, Diagonal, Fused, Gemm
+from einops_fast.planning.steps import Fused, Gemm
 from einops_fast.planning.target import Numerics, Operand
 
 CHAIN = "ai,ij,jk,kb->ab"
@@ -23,26 +23,6 @@ CHAIN = "ai,ij,jk,kb->ab"
 
 def reads(steps: Sequence[Any]) -> list[tuple[int, ...]]:
     return [step.reads for step in steps]
-
-
-@pytest.mark.parametrize(
-    ("equation", "why"),
-    [
-        ("ai,ib->ab", "two operands"),
-        ("ij,jk,ki->", "a ring"),
-        ("ai,ij,j->a", "no columns"),
-        ("ai,ij,ib->ajb", "a label in three operands"),
-        ("ai,bi,ci->abc", "a star"),
-        ("ai,ij,ij,jb->ab", "labels in three operands"),
-        ("ai,ib,cj,jd->abcd", "two chains"),
-        ("ai,ij,jk,b->abk", "a factor of its own"),
-        ("aii,ij,jb->ab", "a diagonal"),
-        ("ai,ij,jk,kl,lm,mb->ab", "more matrices than a kernel takes"),
-    ],
-)
-def test_what_is_no_chain(equation: str, why: str) -> None:
-    inputs, _, output = equation.partition("->")
-    assert chain_order(inputs.split(","), output) is None, why
 
 
 def test_a_small_chain_is_one_step() -> None:
@@ -97,16 +77,6 @@ def test_an_order_that_was_asked_for_is_kept() -> None:
     sizes = dict.fromkeys("ab", 4096) | dict.fromkeys("ijk", 64)
     assert reads(plan(CHAIN, optimize=False, **sizes).steps) == [(0, 1), (2, 4), (3, 5)]
     assert reads(plan(CHAIN, optimize=[(0, 1, 2, 3)], **sizes).steps) == [(0, 1, 2, 3)]
-
-
-def test_converted_operands_are_chains_and_repeated_ones_are_not() -> None:
-    operands = [Operand((512, 16), (16, 1), "float32"), Operand((16, 16), (16, 1), "float16")]
-    operands.append(Operand((16, 512), (512, 1), "float16"))
-    steps = make_plan(parse("ai,ij,jb->ab", (2, 2, 2)), operands, TARGET, Numerics("float16", "float16")).steps
-    assert [type(step) for step in steps] == [Cast, Fused]
-    assert sorted(steps[1].reads) == [1, 2, 3]
-    steps = plan("ai,ijj,jb->ab", a=512, b=512, i=16, j=16).steps
-    assert [type(step) for step in steps] == [Diagonal, Fused, Fused]
 
 
 # ---- which operands are multiplied together, and the axes of intermediates

@@ -190,15 +190,3 @@ def test_neighbours_become_one_axis(equation: str, extents: tuple[int, ...], tar
     step = only_gemm(steps(equation, target=target))
     assert (prod(step.batch), step.m, step.n, step.k) == extents
     assert not copies([step])
-
-
-# ---- attention: batch axes that don't merge
-
-
-# ---- results
-
-
-# ---- dtypes without a GEMM
-
-
-# ---- the order of contraction

@@ -11,7 +11,6 @@ import pytest
 from einops_fast import fast_einsum
 from einops_fast.profiles import frameworks, processes, ways, worker
 from einops_fast.profiles.cases import Case
-from einops_fast.profiles.contraction import study as contraction
 from einops_fast.profiles.contraction.cases import FAMILIES, MODELS
 from einops_fast.profiles.reporting.records import Options, Row
 from einops_fast.profiles.studies import STUDIES
@@ -25,15 +24,10 @@ STUDY = STUDIES["contraction"]
 OURS = "fast_einsum"
 
 SMALL = Case("small", "bik,bjk->bij", ((2, 3, 4), (2, 5, 4)))
-THREE = Case("three", "bi,bij,bj->b", ((2, 3), (2, 3, 4), (2, 4)))
 
 
 def ways_of(framework, names, case=SMALL, dtype="float32"):
     return STUDY.ways(Task(framework, case, dtype, False, tuple(names)))
-
-
-def failures(ways, case=SMALL):
-    return [timing.failure for timing in measure.compare(case, ways, "float32", effort=measure.QUICK)]
 
 
 # Cases
@@ -149,66 +143,6 @@ def test_absent_peers_are_told(numpy, torch):
     [row] = STUDY.offered(torch, Options(peers=("cupy",)))[1]
     assert row.failure == "CuPy runs on a GPU only"
     assert "Traceback" in row.details
-
-
-def contract(alpha, left, left_mode, right, right_mode, beta, result, result_mode):
-    assert beta == 0
-    result[...] = alpha * np.einsum(f"{left_mode},{right_mode}->{result_mode}", left, right)
-    return result
-
-
-@pytest.fixture
-def gpu(torch, monkeypatch):
-    """Modules by name, for a torch that believes to be on a GPU."""
-    # Computes with NumPy in the memory of torch.
-    cupy = SimpleNamespace(ones=np.ones, empty=np.empty, from_dlpack=np.from_dlpack, einsum=np.einsum)
-    modules = {"cupy": cupy, "cupyx.cutensor": SimpleNamespace(contraction=contract)}
-
-    def import_module(name):
-        found = modules[name] if name in modules else __import__(name)
-        if isinstance(found, Exception):
-            raise found
-        return found
-
-    monkeypatch.setattr(contraction, "import_module", import_module)
-    monkeypatch.setattr(contraction, "find_spec", modules.get)
-    monkeypatch.setattr(torch, "device", "gpu")
-    return modules
-
-
-def test_cupy_contracts_the_memory_of_torch(gpu, torch, monkeypatch):
-    names, _ = STUDY.offered(torch, Options())
-    assert names == tuple(STUDY.makers)
-    ways = ways_of(torch, ("native", "cupy", "cutensor"))
-    operands = [torch.torch.ones(shape) for shape in SMALL.shapes]
-    call = ways[1].prepare(ways[1].call, *operands)
-    operands[0][0, 0, 0] = 5
-    result = ways[1].finish(call())
-    assert isinstance(result, torch.torch.Tensor)
-    assert result[0, 0, 0] == 4 + 4
-    assert [way.name for way in ways_of(torch, ("native", "cupy", "cutensor"), THREE)] == ["native", "cupy"]
-    assert [way.name for way in ways_of(torch, ("native", "cupy"), dtype="bfloat16")] == ["native"]
-    gpu["cupy"].einsum = lambda equation, *operands: 1.01 * np.einsum(equation, *operands)
-    wrong = ways_of(torch, ("cupy",))
-    monkeypatch.setattr(torch, "device", "cpu")
-    native, cupy, cutensor = failures([ways[0], *wrong, ways[2]])
-    assert native == cutensor == ""
-    assert cupy.startswith("wrong: error")
-
-
-@pytest.mark.parametrize(
-    ("name", "module", "failure"),
-    [
-        ("cupyx.cutensor", SimpleNamespace(), "cuTENSOR can't be used: 'types.SimpleNamespace'"),
-        ("cupy", ImportError("built for another CUDA\nat length"), "CuPy can't be used: built for another CUDA"),
-        ("cupy", None, "CuPy isn't installed"),
-    ],
-)
-def test_a_library_that_is_missing_or_broken_is_told(gpu, torch, name, module, failure):
-    gpu[name] = module
-    [*_, absent] = STUDY.offered(torch, Options(peers=("cutensor",)))[1]
-    assert (absent.what, absent.guest) == ("cutensor", True)
-    assert absent.failure.startswith(failure)
 
 
 # Compilation

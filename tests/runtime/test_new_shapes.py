@@ -41,29 +41,6 @@ def test_equations_are_planned_at_the_second_call_however_they_are_spelled(
             assert len(compiled) == plans
 
 
-def test_what_is_planned_at_once(make: Any) -> None:
-    """Calls with options, more than a few products, dtypes that loops get wrong, large operands, and graphs."""
-    small, chain, wide = make(20, 20), make(40, 40), np.full((20, 20), 2, object)
-    large = make(900, 900)
-    calls = [
-        *[partial(fast_einsum, "ij,jk->ik", small, small, **options) for options in
-          ({"order": "C"}, {"optimize": "greedy"}, {"dtype": torch.float64})],
-        partial(fast_einsum, "ij,jk,kl->il", chain, chain, chain),
-        partial(fast_einsum, "ij,jk->ik", wide, wide),
-        partial(fast_einsum, "ij,j->i", np.full((99, 9999), 1.0), np.ones(9999)),
-        partial(fast_einsum, "ij,ij->i", large, large),
-        partial(torch.fx.experimental.proxy_tensor.make_fx(lambda x: fast_einsum("ij,jk->ik", x, x)), small),
-    ]  # fmt: skip
-    for call in calls:
-        clear_plans()
-        call()
-        assert len(compiled) == 1
-    clear_plans()
-    fast_einsum("ij,jk,kl->il", *[make(4, 4) for _ in range(3)])
-    fast_einsum("ij,jk->ik", small, small, out=make(20, 20))
-    assert not compiled
-
-
 @pytest.mark.parametrize("equation", ["ij,jk->ik", "ij,jk,kl->il"])
 def test_small_operands_of_changing_shapes_go_straight_to_the_framework(
     make: Any, equation: str, monkeypatch: pytest.MonkeyPatch

@@ -123,9 +123,6 @@ def sinks_of_heads(q, k, v, sinks):
     return F.softmax(logits, -1, dtype=torch.float32)[..., :-1].to(v.dtype) @ v
 
 
-# ---- tensors that multiply scores
-
-
 # ---- keys of several blocks, whose scores are joined
 
 BLOCKS = ((B, H, M, D), (B, H, 4, D), (B, H, 3, D), (B, H, 4, E), (B, H, 3, E))

@@ -21,9 +21,6 @@ from einops_fast import (
 )
 from einops_fast.runtime.plan_cache import clear_plans
 
-# ---- values
-
-
 # ---- views, and writing to results
 
 
@@ -54,9 +51,6 @@ def test_other_results_can_be_written_to(
         got.fill_(torch.nan)
     torch.testing.assert_close(fast_einsum(equation, *operands).detach(), untouched)
     torch.testing.assert_close([operand.detach() for operand in operands], before)
-
-
-# ---- modes
 
 
 # ---- tensors of every kind
