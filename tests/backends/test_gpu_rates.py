@@ -19,20 +19,17 @@ FAST = GpuProperties("GPU to come", (11, 0), 160, 2.0e9, 4e9, 8192, 128 << 20)
 
 
 class FakeBench:
-    """A device that takes as long as its rates say; other work makes some slices longer."""
+    """A device that takes as long as its rates say."""
 
-    def __init__(self, name: str = "a GPU", bandwidth: float = 3e12, half: float = 7e14, double: float = 5e13) -> None:
-        self.name, self.units, self.dtypes = name, 100, ("bfloat16", "float32", "float64")
-        self.copied = (128 if bandwidth < 1e12 else 512) << 20
-        self.rates = {"bfloat16": half, "float32": half / 10, "float64": double}
-        self.bandwidth, self.slices = bandwidth, list[Slice]()
-        self.busy: Callable[[], float] = lambda: 1.0
-        self.held_up: Callable[[], float] = lambda: 0.0
-        self.alone: Callable[[], bool] = lambda: True
-        self.is_idle = True
+    name, units, dtypes = "a GPU", 100, ("bfloat16", "float32", "float64")
+    copied, bandwidth = 512 << 20, 3e12
+
+    def __init__(self) -> None:
+        self.rates = {"bfloat16": 7e14, "float32": 7e13, "float64": 5e13}
+        self.slices: list[Slice] = []
 
     def idle(self) -> bool:
-        return self.is_idle
+        return True
 
     def opened(self) -> Any:
         return nullcontext()
@@ -47,10 +44,10 @@ class FakeBench:
         return 2e-6
 
     def slice(self, run: Callable[[], Any], times: int) -> Slice:
-        seconds = sum(run() for _ in range(times)) * self.busy()
-        host = 2e-5 * times + self.held_up()
+        seconds = sum(run() for _ in range(times))
+        host = 2e-5 * times
         # Where the queue runs dry, the device waits for the host.
-        self.slices.append(Slice(AHEAD, max(seconds, host - AHEAD), host, host, self.alone()))
+        self.slices.append(Slice(AHEAD, max(seconds, host - AHEAD), host, host, True))
         return self.slices[-1]
 
 

@@ -38,7 +38,7 @@ UNSTRIDED = STRIDED.replace(strided=False, broadcasts=False, writes=False, drops
 FLOAT = Numerics("float32", "float32")
 
 
-def operand(term: str, memory: str = "", sizes: dict[str, int] | None = None, dtype: str = "float32") -> Operand:
+def operand(term: str, memory: str = "", sizes: dict[str, int] | None = None) -> Operand:
     """An operand whose axes ``term`` lie in the order ``memory``, outermost first.
 
     An axis that ``memory`` lacks is expanded; a ``'_'`` there is an axis of a larger array, left out by slicing.
@@ -46,7 +46,7 @@ def operand(term: str, memory: str = "", sizes: dict[str, int] | None = None, dt
     sizes = {**dict.fromkeys(term, SIZE), "_": 2, **(sizes or {})}
     order = memory or term
     strides = dict(zip(order, contiguous_strides([sizes[label] for label in order]), strict=True))
-    return Operand(tuple(sizes[label] for label in term), tuple(strides.get(label, 0) for label in term), dtype)
+    return Operand(tuple(sizes[label] for label in term), tuple(strides.get(label, 0) for label in term), "float32")
 
 
 def plan(

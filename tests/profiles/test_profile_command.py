@@ -25,11 +25,11 @@ OURS = "fast_einsum"
 H200 = Machine("NVIDIA H200", 16, {"torch": "2"}, gpu=True, framework="torch")
 
 
-def timed(case, seconds, spread=0.0, what=OURS, **others):
-    return Row("torch", case, what, "float32", seconds=seconds, spread=spread, **others)
-
-
-RIGHT = [H200, timed("far", 1.0, what="native", speedup=1.0), timed("far", 2.0, best="native", to_best=2.0, floor=1.0)]
+RIGHT = [
+    H200,
+    Row("torch", "far", "native", "float32", seconds=1.0, spread=0.0, speedup=1.0),
+    Row("torch", "far", OURS, "float32", seconds=2.0, spread=0.0, best="native", to_best=2.0, floor=1.0),
+]
 
 
 @pytest.fixture

@@ -29,10 +29,10 @@ class TimedMemory(FakeMemory):
 class Way(Candidate):
     """A way that is predicted to take one time and takes another."""
 
-    def __init__(
-        self, name: str, predicted: float, real: float, *, broken: bool = False, in_order: bool = True
-    ) -> None:
-        self.name, self.seconds, self.in_order = name, predicted, in_order
+    in_order = True
+
+    def __init__(self, name: str, predicted: float, real: float, *, broken: bool = False) -> None:
+        self.name, self.seconds = name, predicted
         self.real, self.broken = real, broken
 
     def compile(self, aligned: bool = True) -> None:
@@ -58,12 +58,12 @@ def memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> TimedMemory:
 
 @pytest.fixture
 def offer(monkeypatch: pytest.MonkeyPatch, memory: TimedMemory) -> Callable[..., Choice]:
-    def make(*kernels: Way, library: Way, mode: str = "wait", step: Fused = STEP) -> Choice:
+    def make(*kernels: Way, library: Way, mode: str = "wait") -> Choice:
         clear_plans()  # each choice as in a process of its own
         monkeypatch.setattr(module, "kernel_candidates", lambda *_: sorted(kernels, key=lambda way: way.seconds))
         monkeypatch.setattr(module, "kernel_candidate", lambda name, *_: {way.name: way for way in kernels}.get(name))
         monkeypatch.setattr(choice_module, "LibraryCandidate", lambda *_: library)
-        return Choice(step, library.run(memory, 0), memory, "ieee", mode)
+        return Choice(STEP, library.run(memory, 0), memory, "ieee", mode)
 
     return make
 

@@ -66,24 +66,12 @@ def memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[TimedMem
     clear_plans()
 
 
-def contest(memory: TimedMemory, *ways: FakeWay, mode: str = "wait", in_place: bool = False, **details: Any) -> Contest:
-    details = {"dtype": "float64", **details}
-    call = Call("softmax, 8 rows of 4", details, in_place)
-    return Contest(Site(memory, 0, (0, 1), mode), call, ways)
-
-
-def chosen(made: Contest, arrays: Any = None) -> str:
-    given = (LARGE, np.zeros_like(LARGE)) if arrays is None else arrays
-    made(*given)
-    return made.chosen.name if made.chosen else "the rule's, not for long"
-
-
-RULE, FAST, BROKEN = FakeWay("rule", 5.0), FakeWay("fast", 3.0), FakeWay("broken", 1.0, True)
-
-
 def test_the_fastest_is_found_once(memory: TimedMemory) -> None:
-    made = contest(memory, RULE, FAST, BROKEN)
-    assert chosen(made) == "fast"
+    ways = FakeWay("rule", 5.0), FakeWay("fast", 3.0), FakeWay("broken", 1.0, True)
+    call = Call("softmax, 8 rows of 4", {"dtype": "float64"}, False)
+    made = Contest(Site(memory, 0, (0, 1), "wait"), call, ways)
+    made(LARGE, np.zeros_like(LARGE))
+    assert made.chosen is ways[1]
     assert set(memory.measured) == {"rule", "fast"}
     memory.measured.clear()
     memory.queued.clear()
