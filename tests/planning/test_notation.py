@@ -4,6 +4,7 @@ from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
+import opt_einsum
 import pytest
 from equations import Case, cases
 from hypothesis import given
@@ -259,3 +260,11 @@ def test_sizes_that_differ(equation: str, shapes: list[tuple[int, ...]], says: s
         bind_sizes(parsed, shapes)
     assert says in str(error.value)
     assert pointed(error) == at
+
+
+def test_long_equations_are_cut_around_the_mistake() -> None:
+    terms = [f"{opt_einsum.get_symbol(i)}" for i in range(100)]
+    with pytest.raises(SubscriptsError) as error:
+        parse(",".join([*terms[:50], "(", *terms[50:]]), (1,) * 101)
+    assert pointed(error) == "("
+    assert all(len(line) < 100 for line in str(error.value).splitlines())
