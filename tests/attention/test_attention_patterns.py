@@ -35,6 +35,16 @@ def ordered(array, axes, order):
 # ---- which axis is what
 
 
+def test_sequence_is_found_by_the_axes_of_the_bias():
+    pattern = "b u o d, b z w d, b z w e -> b u o e"
+    q, k, v = random(2, 4, 3, 6, seed=1), random(2, 2, 5, 6, seed=2), random(2, 2, 5, 7, seed=3)
+    bias = random(3, 5)
+    with pytest.raises(SubscriptsError, match=r"'z' and 'w'.*sequence="):
+        attention(pattern, q, k, v)
+    found = attention(pattern, q, k, v, bias=("o w", bias))
+    np.testing.assert_allclose(found, naive(q, k, v, bias=bias)[0], rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 @pytest.mark.parametrize(
     ("pattern", "order"),
