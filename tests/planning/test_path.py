@@ -117,6 +117,12 @@ def test_operands_that_share_an_axis_with_a_core(name: Any, limit: Any) -> None:
     assert steps_of(LARGE, path)[1] <= 204800
 
 
+def test_limit_by_the_largest_operand() -> None:
+    case = network([[0, 1], [1, 2], [2, 3], [3, 0, 4]], [4], [9, 2, 9, 2, 1])
+    (path,) = found_by(case, ("greedy", "max_input"))
+    assert steps_of(case, path)[1] <= 18
+
+
 @pytest.mark.parametrize("limit", [0, -2, "much", float("nan"), [3], 0.5])
 def test_what_is_no_limit(limit: Any) -> None:
     with pytest.raises(EinsumError, match="memory limit is a number of elements"):
@@ -207,3 +213,12 @@ def test_gates_on_many_short_axes_are_matrix_products(
     steps = plan_arguments([equation, *operands], None, "safe", "auto").steps
     assert Gemm in map(type, steps)
     assert Multiply not in map(type, steps)
+
+
+def test_an_optimizer_that_finds_no_path_within_the_limit_is_told() -> None:
+    """opt_einsum's dynamic programming makes no outer products, without which nothing here fits."""
+    inputs = "bcdefgh"
+    equation = f"{','.join(f'z{label}' for label in inputs)},{inputs}y->zy"
+    arrays = [*[np.ones((800, 2))] * len(inputs), np.ones((2,) * len(inputs) + (4,))]
+    with pytest.raises(EinsumError, match=r"^optimize='dp' finds no path .* within 20000 elements"):
+        fast_einsum(equation, *arrays, optimize=("dp", 20000))
