@@ -103,6 +103,11 @@ class TorchMemory(Memory):
         aim = aimed()
         return _limits(device) if aim is None else aim.limits
 
+    def processors(self, device: int) -> tuple[tuple[int, int], int]:
+        """Return the compute capability and the number of multiprocessors; as on an H200 where there is no GPU."""
+        aim = aimed() or (None if torch.cuda.is_available() else absent_gpu("h200"))
+        return _processors(device) if aim is None else (aim.capability, aim.multiprocessors)
+
     def device_name(self, device: int) -> str:
         aim = aimed()
         if aim is not None:
@@ -157,3 +162,9 @@ def _limits(device: int) -> tuple[int, int]:
         return absent_gpu("h200").limits
     properties: Any = torch.cuda.get_device_properties(device)
     return int(properties.shared_memory_per_block_optin), int(properties.multi_processor_count)
+
+
+@lru_cache
+def _processors(device: int) -> tuple[tuple[int, int], int]:
+    properties: Any = torch.cuda.get_device_properties(device)
+    return (properties.major, properties.minor), int(properties.multi_processor_count)

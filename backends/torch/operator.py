@@ -14,6 +14,7 @@ import torch
 
 from einops_fast import dtypes
 from einops_fast.backends.absent_gpu import aimed
+from einops_fast.backends.torch import ahead
 from einops_fast.backends.torch.flops import formulas
 from einops_fast.backends.torch.function import recorded
 from einops_fast.backends.torch.memory import TorchMemory
@@ -108,11 +109,12 @@ class Operator:
         def register() -> None:
             qualified = f"einops_fast::{name}"
             torch.library.define(qualified, schema[len(name) :], tags=_TAGS)
-            torch.library.impl(qualified, "CompositeExplicitAutograd")(_whole(compute))
-            torch.library.register_fake(qualified)(_whole(shapes))
+            run = _whole(self._once_compiled)
+            torch.library.impl(qualified, "CompositeExplicitAutograd")(run)
+            torch.library.register_fake(qualified)(_whole(self._compiled_ahead(shapes)))
             self._traced = getattr(torch.ops.einops_fast, name).default
             if differentiable:
-                watched = self._watched(_whole(compute), _function(name, self._traced, setup, backward, None))
+                watched = self._watched(run, _function(name, self._traced, setup, backward, None))
                 _library.impl(name, watched, "Autograd", with_keyset=True)
 
         _unregistered.append(register)
@@ -139,6 +141,21 @@ class Operator:
         if wanted and self.recorded is not None and torch.is_grad_enabled():
             return self.recorded(*tensors, arguments[self._tensors :])
         return (self.unrecorded or self.compute)(*arguments)
+
+    def _once_compiled(self, *arguments: Any) -> Any:
+        """Compute a call that was traced before, whose kernels may still be compiled elsewhere."""
+        if ahead.pending:
+            ahead.wait()
+        return self.compute(*arguments)
+
+    def _compiled_ahead(self, shapes: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function of tensors without values, by which torch.compile tells what will be called."""
+
+        def run(*arguments: Any) -> Any:
+            ahead.compile_ahead(self.compute, arguments[: self._tensors], arguments[self._tensors :])
+            return shapes(*arguments)
+
+        return run
 
     def _watched(self, compute: Callable[..., Any], function: Any) -> Callable[..., Any]:
         """Return the kernel of the dispatch key Autograd, which torch calls whether or not gradients are recorded.

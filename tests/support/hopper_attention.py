@@ -10,6 +10,7 @@ from gluon_on_cpu import hopper_on_cpu
 
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.backends.torch.attention import runs as torch_attention_runs
+from einops_fast.backends.torch.memory import TorchMemory
 
 ON_GPU = DEVICE == "cuda"
 
@@ -26,7 +27,7 @@ def hopper_kernels(programs: int = 4) -> Iterator[list[str]]:
         return
     with (
         hopper_on_cpu() as ran,
-        mock.patch.object(torch_attention_runs, "_device", return_value=((9, 0), programs)),
+        mock.patch.object(TorchMemory, "processors", return_value=((9, 0), programs)),
         mock.patch.object(torch_attention_runs, "MEMORY", Poisoned()),
         mock.patch.object(torch_attention_runs, "_calls", {}),
     ):

@@ -15,10 +15,9 @@ import torch
 from einops_fast.attention.prediction import attention_flops, gradient_flops
 from einops_fast.attention.reference import Math
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
-from einops_fast.backends.torch.attention import ahead
 from einops_fast.backends.torch.attention.call import DIFFERENTIABLE
 from einops_fast.backends.torch.attention.layouts import extras_of, result_layout
-from einops_fast.backends.torch.attention.runs import AttentionCall, call_of, canonical_plan
+from einops_fast.backends.torch.attention.runs import AttentionCall, call_of
 from einops_fast.backends.torch.gradients import gradients_by_torch
 from einops_fast.backends.torch.operator import Operator
 from einops_fast.backends.triton.launching.launch import accumulator
@@ -101,8 +100,6 @@ def _question(numbers: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _compute(*arguments: Any) -> tuple[Any, Any]:
-    if ahead.pending:
-        ahead.wait()
     arrays, numbers = arguments[:_ARRAY_COUNT], arguments[_ARRAY_COUNT:]
     q, k, v, *_ = arrays
     return _call(arrays, numbers).forward(q, k, v, extras_of(arrays))
@@ -114,18 +111,10 @@ def _shapes(*arguments: Any) -> tuple[Any, Any]:
     spec = spec_of(arrays, numbers)
     shape, strides, _ = result_layout(spec, q.shape[-2])
     lse = q.new_empty(shape[:-1], dtype=getattr(torch, accumulator(spec.dtype)))
-
-    def rehearsal(like: list[Any]) -> None:
-        call, (q, k, v, *_) = AttentionCall(canonical_plan(spec_of(like, numbers)), tuple(like)), like
-        call.forward(q, k, v, extras_of(tuple(like)))
-
-    ahead.compile_ahead(("forward", *_question(numbers)), arrays, rehearsal)
     return q.new_empty_strided(shape, strides), lse
 
 
 def _gradients(out: Any, lse: Any, d_out: Any, d_lse: Any, *arguments: Any) -> Any:
-    if ahead.pending:
-        ahead.wait()
     arrays, wanted, numbers = arguments[:_ARRAY_COUNT], arguments[_ARRAY_COUNT], arguments[_ARRAY_COUNT + 1 :]
     q, k, v, *_ = arrays
     return _call(arrays, numbers).backward(q, k, v, extras_of(arrays), out, lse, d_out, d_lse, tuple(wanted))
@@ -133,15 +122,6 @@ def _gradients(out: Any, lse: Any, d_out: Any, d_lse: Any, *arguments: Any) -> A
 
 def _gradient_shapes(out: Any, lse: Any, d_out: Any, d_lse: Any, *arguments: Any) -> Any:
     differentiable, wanted = [arguments[at] for at in DIFFERENTIABLE], arguments[_ARRAY_COUNT]
-    numbers = arguments[_ARRAY_COUNT + 1 :]
-
-    def rehearsal(like: list[Any]) -> None:
-        out, lse, d_out, d_lse, *arrays = like
-        call, (q, k, v, *_) = AttentionCall(canonical_plan(spec_of(arrays, numbers)), tuple(arrays)), arrays
-        call.backward(q, k, v, extras_of(tuple(arrays)), out, lse, d_out, d_lse, tuple(wanted))
-
-    results = out, lse, d_out, d_lse
-    ahead.compile_ahead(("backward", *wanted, *_question(numbers)), (*results, *arguments[:_ARRAY_COUNT]), rehearsal)
     return tuple(
         [
             each.new_empty_strided(each.shape, dense_strides(each.shape, each.stride())) if is_wanted else None

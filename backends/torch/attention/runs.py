@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -13,7 +12,6 @@ from einops_fast.attention.arrays import arrays_of
 from einops_fast.attention.axes import View
 from einops_fast.attention.prepare import Plan
 from einops_fast.attention.spec import AttentionSpec
-from einops_fast.backends.absent_gpu import aimed
 from einops_fast.backends.torch.attention.gradients import Differentiated, GradientsOfCall, sinks_gradient
 from einops_fast.backends.torch.attention.layouts import (
     NAMES,
@@ -26,11 +24,12 @@ from einops_fast.backends.torch.attention.layouts import (
 )
 from einops_fast.backends.torch.backend import fp32_precision
 from einops_fast.backends.torch.memory import TorchMemory
+from einops_fast.backends.torch.types import guards_of
 from einops_fast.backends.triton.attention.arguments import Extras
 from einops_fast.backends.triton.attention.plan import forward_plan
 from einops_fast.backends.triton.launching.launch import accumulator
 from einops_fast.planning.layout import contiguous_strides
-from einops_fast.runtime.plan_cache import emptied_with_plans, keep
+from einops_fast.runtime.plan_cache import emptied_with_plans, keep, recall, remember_alike
 
 MEMORY = TorchMemory()
 
@@ -58,8 +57,7 @@ class AttentionCall:
         self._nothing = not (prod(self._shape) and canonical[1].numel())
         self._device = MEMORY.device(q)
         self._backward: dict[Any, GradientsOfCall] = {}
-        aim = aimed()
-        self.processors = _device(self._device) if aim is None else (aim.capability, aim.multiprocessors)
+        self.processors = MEMORY.processors(self._device)
         self._run = forward_plan(problem_of(spec, canonical, self.processors)).run
 
     def canonical(self, arrays: Arrays) -> Arrays:
@@ -133,30 +131,23 @@ def call_of(question: Hashable, arrays: Arrays, spec_of: Callable[[], AttentionS
 
     The spec follows from ``question``, for arrays of these layouts.
     """
-    key = question, *_key(arrays)
-    found = _calls.get(key)
+    given = [each for each in arrays if each is not None]
+    precision = fp32_precision() if given[0].dtype == torch.float32 else ""
+    asked = MEMORY, question, precision, tuple([each is None for each in arrays])
+    found: Any = recall(asked, given)
     if found is None:
-        found = AttentionCall(canonical_plan(spec_of()), arrays)
-        keep(_calls, key, found)
-    return found
+        key = asked, given[0].get_device(), *[(each.shape, each.stride(), each.dtype) for each in given]
+        found = _calls.get(key)
+        if found is None:
+            found = AttentionCall(canonical_plan(spec_of()), arrays)
+            keep(_calls, key, found)
+        check = guards_of(given)
+        if check is not None:
+            remember_alike(asked, lambda others: check(*others), found, given)
+    call: AttentionCall = found
+    return call
 
 
 def canonical_plan(spec: AttentionSpec) -> Plan:
     """Return the plan of a call whose arrays, and results, are in canonical order."""
     return Plan(spec, (), arrays_of("torch"), View(), View())
-
-
-@lru_cache(maxsize=64)
-def _device(device: int) -> tuple[tuple[int, int], int]:
-    """Compute capability and number of processors; of the interpreter, those of a large GPU."""
-    if not torch.cuda.is_available():
-        return (9, 0), 132
-    properties = torch.cuda.get_device_properties(device)
-    return (properties.major, properties.minor), int(properties.multi_processor_count)
-
-
-def _key(arrays: Arrays) -> tuple[Any, ...]:
-    """Return what a plan depends on apart from what a spec follows from."""
-    q = arrays[0]
-    layouts = [None if each is None else (each.shape, each.stride(), each.dtype) for each in arrays]
-    return q.get_device(), fp32_precision() if q.dtype == torch.float32 else "", *layouts

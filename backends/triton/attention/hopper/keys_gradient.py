@@ -1,4 +1,7 @@
-"""Compute the gradients of k and v on Hopper: a program owns tiles of keys, and reads the queries that see them."""
+"""Compute the gradients of k and v on Hopper: a program owns tiles of keys, and reads the queries that see them.
+
+A kernel of its own computes the gradient of v of wide heads: there are no registers for both.
+"""
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment"
 
@@ -35,6 +38,7 @@ from einops_fast.backends.triton.attention.hopper.products import (
     begun,
     features_of,
     held,
+    leave,
     no_sums,
     parts,
     stored,
@@ -88,13 +92,14 @@ def _waited(pending: gl.constexpr, dk, dv, tiling: gl.constexpr):
 
 @gluon.jit
 def _copy(arrays, bounds, shared, numbers, tiling: gl.constexpr):
-    """Copy into shared memory, by one warp, what the other warps read."""
+    """Copy into shared memory, by one warp, what the other warps read; without values, leave ``delta`` out."""
     stages: gl.constexpr = field(tiling, "stages")
     block: gl.constexpr = field(tiling, "block")
     second: gl.constexpr = second_stages(tiling)
+    numbers_of_rows: gl.constexpr = 1 if arrays.v is None else 2
     d_out_bytes: gl.constexpr = arrays.d_out.block_type.nbytes * boxes(tiling, OUT)
     apart_bytes: gl.constexpr = d_out_bytes if field(tiling, "second") else 0
-    block_bytes: gl.constexpr = stage_bytes(tiling) + 2 * arrays.rows.block_type.nbytes - apart_bytes
+    block_bytes: gl.constexpr = stage_bytes(tiling) + numbers_of_rows * arrays.rows.block_type.nbytes - apart_bytes
     count = 0
     done = 0
     for turn in range(gl.program_id(0), numbers.turns, gl.num_programs(0)):
@@ -110,8 +115,8 @@ def _copy(arrays, bounds, shared, numbers, tiling: gl.constexpr):
                 stage = count % stages
                 full = room(shared.q, count, stages, block_bytes)
                 fetch(arrays.q, shared.q.buffers, stage, full, reader, at * block, Q, numbers, tiling)
-                for which in gl.static_range(2):
-                    into = shared.rows.buffers.index(2 * stage + which)
+                for which in gl.static_range(numbers_of_rows):
+                    into = shared.rows.buffers.index(numbers_of_rows * stage + which)
                     tma.async_copy_global_to_shared(arrays.rows, (2 * reader + which, at * block), full, into)
                 fetch_added(arrays.added, shared.added, stage, full, reader, at * block, start, numbers, tiling)
                 if field(tiling, "second"):
@@ -280,3 +285,98 @@ def hopper_keys_kernel(
         _own_keys, (dk_desc, dv_desc, shared, scale, numbers, dtype, tiling),
         _copy, (arrays, bounds, shared, numbers), tiling,
     )  # fmt: skip
+
+
+@gluon.jit
+def _weights_alone(
+    started, pending: gl.constexpr, shared, count, at, j, partly, numbers, zeros,
+    dtype: gl.constexpr, tiling: gl.constexpr,
+):  # fmt: skip
+    """Return the weights of a block of queries, once at most so many later products are under way."""
+    block: gl.constexpr = field(tiling, "block")
+    stages: gl.constexpr = field(tiling, "stages")
+    of_queries: gl.constexpr = gl.SliceLayout(0, zeros.type.layout)
+    i = at * block + gl.arange(0, block, layout=of_queries)
+    logs = shared.rows.buffers.index(count % stages).reshape([block]).load(of_queries)
+    products = warpgroup_mma_wait(pending, deps=[started])
+    released(shared.q, count, stages)
+    weights, _ = weights_of(products, (0.0, 0), i, j, logs, partly, False, numbers, tiling)
+    return weights.to(dtype)
+
+
+@gluon.jit
+def _adding(weights, shared, count, sums, tiling: gl.constexpr):
+    """Start adding the product of a block's weights with the gradients of the result."""
+    stages: gl.constexpr = field(tiling, "stages")
+    there(shared.d_out, count, stages)
+    return adding(weights, tiles_of(shared.d_out.buffers, count % stages, OUT, tiling), sums, 1, tiling)
+
+
+@gluon.jit
+def _own_values(dv_desc, shared, out, numbers, dtype: gl.constexpr, tiling: gl.constexpr, group: gl.constexpr):
+    """What a warp group does for the gradient of v alone: it begins the next block before it adds this one up."""
+    stages: gl.constexpr = field(tiling, "stages")
+    block: gl.constexpr = field(tiling, "block")
+    of_scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, block, 16])
+    zeros = gl.zeros([64, block], gl.float32, layout=of_scores)
+    count = 0
+    done = 0
+    keys = tiles_of(shared.k.buffers, group, K, tiling)
+    for _ in range(gl.program_id(0), numbers.turns, gl.num_programs(0)):
+        element, start, first, whole, whole_end, end = noted(shared.notes, done)
+        first, whole, whole_end, end, before, after = own_blocks(
+            start, first, whole, whole_end, end, numbers, tiling, group
+        )
+        count = passed_both(shared.q, shared.d_out, count, before, stages, stages)
+        sums = no_sums(1, tiling)
+        j = start + 64 * group + gl.arange(0, 64, layout=gl.SliceLayout(1, of_scores))
+        there(shared.k, done, 1)
+        if first < end:
+            started = begun(keys, shared.q, count, zeros, Q, tiling)
+            at = first
+            partly = sides(at, whole, whole_end)
+            weights = _weights_alone(started, 0, shared, count, at, j, partly, numbers, zeros, dtype, tiling)
+            for _ in range(numbers.share * (end - first) - 1):
+                at += 1
+                if field(tiling, "grouped"):  # noqa: SIM102, known while compiling
+                    if at == end:
+                        # On to the next element that shares these keys.
+                        at = first
+                partly = sides(at, whole, whole_end)
+                started = begun(keys, shared.q, count + 1, zeros, Q, tiling)
+                sums = _adding(weights, shared, count, sums, tiling)
+                pending: gl.constexpr = parts(tiling, 1)
+                weights = _weights_alone(
+                    started, pending, shared, count + 1, at, j, partly, numbers, zeros, dtype, tiling
+                )
+                sums = added(sums, 0, 1, tiling)
+                released(shared.d_out, count, stages)
+                count += 1
+            sums = added(_adding(weights, shared, count, sums, tiling), 0, 1, tiling)
+            released(shared.d_out, count, stages)
+            count += 1
+        count = passed_both(shared.q, shared.d_out, count, after, stages, stages)
+        of = element * numbers.share
+        leave(dv_desc, out, group, sums, 1.0, of, start + 64 * group, dtype, DV, numbers, tiling)
+        tma.store_wait(0)
+        released(shared.k, done, 1)
+        done += 1  # noqa: SIM113, nothing is enumerated while compiling
+
+
+@gluon.jit
+def hopper_values_kernel(q_desc, k_desc, d_out_desc, dv_desc, rows, numbers, tiling: gl.constexpr):
+    """Write the gradient of v; see :func:`hopper_keys_kernel`. There is no bias and no mask."""
+    dtype: gl.constexpr = q_desc.dtype
+    groups: gl.constexpr = field(tiling, "groups")
+    stages: gl.constexpr = field(tiling, "stages")
+    k = pipe(k_desc, groups * boxes(tiling, K), 1, groups)
+    q = pipe(q_desc, stages * boxes(tiling, Q), stages, groups)
+    d_out = second_pipe(q, d_out_desc, OUT, tiling)
+    shared = Operands(q, k, None, d_out, beside(q, rows, stages), None, notes(groups))
+    out = k.buffers
+    if not field(tiling, "alike"):
+        out = gl.allocate_shared_memory(dtype, [groups * boxes(tiling, V)] + dv_desc.block_type.shape, dv_desc.layout)
+    arrays = Operands(q_desc, k_desc, None, d_out_desc, rows, None)
+    in_groups(
+        _own_values, (dv_desc, shared, out, numbers, dtype, tiling), _copy, (arrays, None, shared, numbers), tiling
+    )

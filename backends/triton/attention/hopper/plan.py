@@ -26,7 +26,7 @@ from einops_fast.backends.triton.attention.hopper.call import (
     programs_of,
 )
 from einops_fast.backends.triton.attention.hopper.forward import hopper_kernel
-from einops_fast.backends.triton.attention.hopper.keys_gradient import hopper_keys_kernel
+from einops_fast.backends.triton.attention.hopper.keys_gradient import hopper_keys_kernel, hopper_values_kernel
 from einops_fast.backends.triton.attention.hopper.queries_gradient import hopper_queries_kernel
 from einops_fast.backends.triton.attention.hopper.tiles import ITEM, HopperTiling, pair_bytes
 from einops_fast.backends.triton.attention.hopper.tilings import (
@@ -43,7 +43,6 @@ from einops_fast.backends.triton.attention.hopper.tilings import (
     queries_shapes,
     shared_bytes,
 )
-from einops_fast.backends.triton.attention.hopper.values_gradient import hopper_values_kernel
 from einops_fast.backends.triton.attention.launches import BACKWARD, Launch, Plan
 from einops_fast.backends.triton.attention.problem import Problem, missing_axes
 from einops_fast.planning.cost import ITEM_SIZES
@@ -114,7 +113,9 @@ def _keys_gradient(problem: Problem, otherwise: tuple[Launch, ...]) -> tuple[Lau
     if not is_wide(problem):
         tiling = fitting(problem, keys_shapes(problem), spec.q_len, shared_bytes, turned=True)
         return _launches(problem, hopper_keys_kernel, tiling, otherwise, **given, scale=spec.scale)
-    tiling = fitting(problem, [Shape(2, 64, 3), Shape(2, 64, 2)], spec.q_len, bytes_of_one, turned=True)
+    tiling = fitting(
+        problem, [Shape(2, 64, 3, second=3), Shape(2, 64, 2, second=2)], spec.q_len, bytes_of_one, turned=True
+    )
     # All that it takes the other kernel takes, too, which has the launches for odd addresses.
     values = _launches(problem, hopper_values_kernel, tiling, **given)
     tiling = fitting(problem, WIDE_SHAPES, spec.q_len, shared_bytes, turned=True, dv=False)

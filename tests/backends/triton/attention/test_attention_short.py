@@ -9,6 +9,7 @@ import torch
 from attention_problems import DEVICE, FEATURES, Poisoned, attention, check, check_low_precision, randn, run, tiles
 
 from einops_fast.backends.torch.attention import runs as torch_attention_runs
+from einops_fast.backends.torch.memory import TorchMemory
 from einops_fast.backends.triton.attention.short import plan as short_plan
 from einops_fast.backends.triton.launching.kernel_call import KernelCall
 
@@ -87,7 +88,7 @@ def test_what_is_not_for_one_tile(ran: list[Any]) -> None:
     """Longer sequences, more than a few of them, many features; and the sum of gradients of a longer bias."""
     check(*attention((2,), 129, 30))
     check(*attention((2,), head_dim=80))
-    with mock.patch.object(torch_attention_runs, "_device", return_value=((8, 0), 1)):
+    with mock.patch.object(TorchMemory, "processors", return_value=((8, 0), 1)):
         check(*attention((5,), 65, 30))
         assert not ran
         check(*attention((3,), 65, 30))

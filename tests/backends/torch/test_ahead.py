@@ -8,14 +8,17 @@ from typing import Any
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from einops_fast.attention.spec import AttentionSpec
-from einops_fast.backends.torch.attention import ahead, runs
+from einops_fast.backends.torch import ahead
 from einops_fast.backends.torch.attention.ops import (
     attention_backward,
     attention_forward,
     constants,
 )
+from einops_fast.backends.torch.memory import TorchMemory
+from einops_fast.backends.torch.ops.linear_cross_entropy import linear_cross_entropy_in_one, scaled
 from einops_fast.backends.triton.launching import rehearsing
 from einops_fast.runtime import background
 from einops_fast.runtime.plan_cache import clear_plans
@@ -37,8 +40,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     monkeypatch.setattr(rehearsing, "compile_elsewhere", compile_elsewhere)
     monkeypatch.setattr(background, "available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(runs, "_device", lambda device: ((9, 0), 132))
-    monkeypatch.setattr(ahead, "_MEMORY", type("Memory", (), {"on_device": staticmethod(lambda device: nullcontext())}))
+    monkeypatch.setattr(TorchMemory, "processors", lambda self, device: ((9, 0), 132))
+    monkeypatch.setattr(TorchMemory, "device_name", lambda self, device: "H100")
+    monkeypatch.setattr(TorchMemory, "on_device", lambda self, device: nullcontext())
     clear_plans()
     return names
 
@@ -64,6 +68,30 @@ def test_kernels_of_both_ways_are_asked_for_once(asked: list[list[str]]) -> None
     assert len(forward) == 1
     assert len(backward) >= 1
     assert not set(forward) & set(backward)
+
+
+def test_kernels_of_other_operators_are_asked_for(asked: list[list[str]]) -> None:
+    """A model's last layer and its loss: their kernels lie in chunks of logits."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        x, matrix = (torch.empty(rows, 64, dtype=torch.bfloat16, device="cuda") for rows in (512, 1001))
+        target = torch.zeros(512, dtype=torch.int64, device="cuda")
+        numbers = -100, 0.0, 0.0, "mean", 0, True, True, False
+        loss, d_x, *_ = linear_cross_entropy_in_one.traced(x, matrix, None, target, None, *numbers)
+        scaled.traced(d_x, loss)
+    ahead.wait()
+    assert [sorted({*each}) for each in asked] == [
+        ["cross_entropy_gradient_kernel", "cross_entropy_kernel"], ["scale_kernel"],
+    ]  # fmt: skip
+
+
+def test_sizes_that_change_are_left_to_the_call(asked: list[list[str]]) -> None:
+    """Also where only the longest sequence is a symbol, which can't be hashed."""
+    symbol = ShapeEnv().create_unbacked_symint()
+    with FakeTensorMode():
+        q = torch.empty(2, 3, 64, 32, dtype=torch.bfloat16, device="cuda")
+        ahead.compile_ahead(lambda *given: None, (q, q, q), (symbol,))
+    assert not ahead.pending
+    assert not asked
 
 
 def test_plans_that_are_cleared_are_asked_for_again(asked: list[list[str]]) -> None:

@@ -15,16 +15,18 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
+from einops_fast.backends.absent_gpu import AbsentGpu, aiming
 from einops_fast.backends.torch.beginning import meta_like
 from einops_fast.backends.torch.memory import TorchMemory
 from einops_fast.runtime import background
 from einops_fast.runtime.plan_cache import emptied_with_plans, keep
 from einops_fast.runtime.planner import planner
+from einops_fast.runtime.tuning import autotune
 
 _MEMORY = TorchMemory()
 
 _begun: dict[Any, bool] = emptied_with_plans({})
-"""Calls whose kernels were asked for: their questions and layouts."""
+"""Calls whose kernels were asked for: functions, layouts and numbers."""
 
 pending: list[Future[Any]] = []
 """Compilations that no call has waited for yet."""
@@ -33,27 +35,25 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=pending.clear)  # a fork has no thread that would end them
 
 
-def compile_ahead(question: tuple[Any, ...], arrays: Sequence[Any], call: Callable[[list[Any]], object]) -> None:
-    """Have the kernels compiled that a call of tensors without values will launch, on a GPU and of known sizes.
-
-    The call depends on ``question`` beside the layouts of the arrays.
-    """
-    given = [each for each in arrays if each is not None]
-    if not (given[0].is_cuda and isinstance(given[0], FakeTensor) and background.available()):
+def compile_ahead(compute: Callable[..., object], arrays: Sequence[Any], numbers: Sequence[Any]) -> None:
+    """Have the kernels compiled that a call of tensors without values will launch, on a GPU and of known sizes."""
+    first = next(each for each in arrays if each is not None)
+    if not (first.is_cuda and isinstance(first, FakeTensor) and background.available()):
         return
-    layouts = [None if each is None else (each.dtype, *each.shape, *each.stride()) for each in arrays]
-    key = (*question, *[number for layout in layouts for number in layout or (None,)])
+    layouts = [(None,) if each is None else (each.dtype, *each.shape, *each.stride()) for each in arrays]
+    lists = [each if isinstance(each, (list, tuple)) else (each,) for each in numbers]
+    key = (compute, *[number for part in (*layouts, *lists) for number in part])
     if any(isinstance(number, (torch.SymInt, torch.SymFloat)) for number in key):
         return
     if key in _begun or not torch.cuda.is_available():
         return
     keep(_begun, key, True)
-    device = given[0].device.index or 0
+    device = first.device.index or 0
     with unset_fake_temporarily():
         like = [None if each is None else meta_like(each) for each in arrays]
     done: Future[Any] = Future()
     pending.append(done)
-    planner().put(lambda: _begin(device, lambda: call(like), done))
+    planner().put(lambda: _begin(device, lambda: compute(*like, *numbers), done))
 
 
 def wait() -> None:
@@ -67,7 +67,8 @@ def _begin(device: int, call: Callable[[], object], done: Future[Any]) -> None:
     try:
         from einops_fast.backends.triton.launching.rehearsing import compile_elsewhere, rehearsing
 
-        with _MEMORY.on_device(device), rehearsing() as launches, torch.no_grad():
+        here = aiming(AbsentGpu(_MEMORY.device_name(device), *_MEMORY.processors(device)))
+        with _MEMORY.on_device(device), here, autotune("auto"), rehearsing() as launches, torch.no_grad():
             call()
             compiled = compile_elsewhere(launches)
     except Exception as error:
