@@ -77,6 +77,13 @@ assert "mkldnn" not in str(traced.graph), traced.graph
     run_python("-c", script)
 
 
+def test_jit_takes_options() -> None:
+    a, b = operands([(2, 3), (3, 4)])
+    traced = torch.jit.trace(lambda a, b: fast_einsum("ij,jk->ik", a, b, dtype=torch.float64, order="F"), (a, b))
+    found = traced(*operands([(4, 5), (5, 7)]))
+    assert (found.dtype, found.stride()) == (torch.float64, (1, 4))
+
+
 @pytest.mark.parametrize(("equation", "shapes"), CASES)
 def test_fx_writes_einsums_down_as_they_are(equation: str, shapes: list[tuple[int, ...]]) -> None:
     given = operands(shapes)

@@ -16,6 +16,7 @@ from einops_fast import (
     ShapeError,
     attention,
     attention_backend,
+    scaled_dot_product_attention,
 )
 from einops_fast.attention.memory import score_memory
 
@@ -114,6 +115,14 @@ TRACED = {
         PATTERN, q, k, v, bias=("h", torch.ones(4, dtype=q.dtype)), softcap=2.0, window=(2, None), return_lse=True
     ),
 }
+
+
+def test_drop_in_with_other_heads_of_values_compiles_for_any_sizes():
+    def call(q, k, v):
+        return scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+    operands = leaves((2, 12, 5, 8), (2, 4, 7, 8), (2, 6, 7, 8))
+    torch.testing.assert_close(whole(call, dynamic=True)(*operands), call(*operands))
 
 
 @pytest.mark.parametrize("case", TRACED)
