@@ -260,7 +260,7 @@ class NumpyBackend(NdarrayBackend):
 
         def run(*operands: Any) -> Any:
             for each in operands:
-                if each.size > _SMALL or each.ndim != rank or each.dtype not in _BLAS:
+                if type(each) is not np.ndarray or each.size > _SMALL or each.ndim != rank or each.dtype not in _BLAS:
                     return None
                 if not (each.flags.c_contiguous or (rank == 2 and each.flags.f_contiguous)):
                     return None

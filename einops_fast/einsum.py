@@ -30,7 +30,7 @@ from einops_fast.planning.path import is_sliced
 from einops_fast.planning.plan import Plan, compile_plan, make_plan
 from einops_fast.runtime import tracing
 from einops_fast.runtime.limits import limit_now
-from einops_fast.runtime.new_shapes import CASTING, OPTIMIZE, ORDER, USUAL, by_question, came_with, native_first
+from einops_fast.runtime.new_shapes import CASTING, OPTIMIZE, ORDER, USUAL, by_question, learn_loops, native_first
 from einops_fast.runtime.plan_cache import compiled, has_room, recall, remember, remember_alike
 from einops_fast.runtime.settings import settings, settings_hold
 from einops_fast.runtime.traced import call_traced
@@ -232,7 +232,7 @@ def _call(operands: Sequence[Any], out: Any, dtype: Any, order: str, casting: st
         if usual and run is None:
             subscripts = call.subscripts(tuple([len(array.shape) for array in arrays]))
             as_given = isinstance(call.spelled, str) and subscripts.in_letters
-            spelled = call.spelled if as_given else type(arrays[0])
+            spelled = call.spelled if as_given else len(operands)
             is_new = spelled not in known_loops
             result = result_at_once(question, subscripts, backend, arrays, as_given)
             if result is not None:
@@ -248,12 +248,13 @@ def _call(operands: Sequence[Any], out: Any, dtype: Any, order: str, casting: st
     except TypeError:  # symbolic sizes, or a label, dtype or optimizer that can't be hashed
         run, keeps = None, False
     if run is None:
-        run = compile_call(call.subscripts(tuple([len(array.shape) for array in arrays])), backend, arrays, options)
+        subscripts = call.subscripts(tuple([len(array.shape) for array in arrays]))
+        run = compile_call(subscripts, backend, arrays, options)
         if keeps:
+            learn_loops(question, subscripts, backend, arrays, isinstance(call.spelled, str) and subscripts.in_letters)
             remember((question, backend.signature(arrays)), run)
             if dtype is None:
                 remember_alike(question, backend.likeness(arrays), run, arrays)
-            came_with(question)
     result = run(*arrays)
     return result if out is None else backend.finish(result, out, "K", casting)
 

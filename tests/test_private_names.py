@@ -256,6 +256,12 @@ def nested() -> Any:
     return torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)], layout=torch.jagged)
 
 
+def traced() -> Any:
+    import torch
+
+    return torch.jit.trace(torch.neg, torch.ones(1))
+
+
 def loss_names() -> Any:
     from transformers import PreTrainedModel
 
@@ -284,6 +290,7 @@ EXAMPLES: dict[str, Callable[[], Any]] = {
     "torch.autograd.graph.Node": attention_node,
     "torch.compiler": lambda: import_module("torch").compiler.assume_constant_result(lambda: None),
     "torch.compiler.disable": lambda: import_module("torch").compiler.disable(lambda: None),
+    "torch.jit.trace": traced,
     "torch.nested._internal.nested_tensor.NestedTensor": nested,
     "torch.nn.Module": lambda: import_module("torch").nn.Module(),
     "transformers.PreTrainedModel": loss_names,

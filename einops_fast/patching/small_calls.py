@@ -6,11 +6,11 @@ the one place that decides. It says no while there is an observer, which sees ev
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence, Set
 from functools import wraps
 from itertools import combinations
 from types import FunctionType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from einops_fast.observing.observers import observed
 from einops_fast.patching.function_body import FunctionBody
@@ -20,44 +20,40 @@ from einops_fast.runtime.plan_cache import emptied_with_plans, keep
 
 E = TypeVar("E", bound=Callable[..., Any])
 
-
-class _Rule(NamedTuple):
-    """Which calls of one equation, or with one count of lists, are left to the loops."""
-
-    # places among the operands of arrays that have all labels between them
-    first: int
-    second: int
-    most: int  # elements of either of these, of real numbers
-    most_complex: int  # the same of other numbers
-    others: tuple[int, ...] = ()  # places of further arrays that have the rest of the labels, and as many elements
+_Loops = Callable[..., Any]
 
 
 _ALONE = 1 << 62, 1 << 62
-"""Any single operand: the steps of its plan are the loops, too."""
+"""The most elements of an operand, of real and of complex numbers; here of a single one, whose plan is the loops, too.
+
+Each bound holds for all operands. Those that share their labels bound the iterations: 1000 take 0.3 µs.
+"""
 
 _ONE = 1 << 14, 1 << 12
-"""The largest of two operands that has all labels, of real and of complex numbers: 1000 iterations take 0.3 µs."""
+"""Of operands one of which has all labels."""
 
 _DOT = 1 << 13, 1 << 12
 """The same of sums over all labels: longer ones are more exact in pieces."""
 
 _TWO = 16 * 16, 10 * 10
-"""The largest matrices of a product, of which the loops take as long as a plan. In complex numbers they're slower."""
+"""Of matrices of a product, of which the loops take as long as a plan. In complex numbers they're slower."""
 
 _STACKS = 128, 128
 """The same for more labels than three: their innermost loops are shorter."""
 
 _SEVERAL = 32, 32
-"""The same for more arrays than two, of which a plan makes shorter loops."""
+"""Of more arrays than two, two of which have all labels: a plan makes shorter loops."""
 
 _LISTS = 1 << 10, 26 * 26
-"""The same for a call with lists of labels, which take 10 µs to become an equation."""
+"""Of two arrays with lists of labels, which take 10 µs to become an equation."""
 
 _FEW = 1 << 11
 """Iterations over the labels of more than two arrays that take less time than to call one function for each pair."""
 
-WITH_OUT = 3
-"""Times as many elements as that, where a plan would copy its result to ``out``."""
+_WITH_OUT = 3
+"""Times as many elements where a plan would copy its result to ``out``."""
+
+_AUTO = "auto"  # interned, as all names in code are
 
 REAL = 13
 """Number of the last dtype of real numbers, but for half precision."""
@@ -65,127 +61,98 @@ REAL = 13
 FIRST_OF_OTHERS = 256
 """The least number of a dtype that another package has registered, such as ml_dtypes; NumPy's own have less."""
 
+_Rule = tuple[int, tuple[int, ...], int, int, int]
+
 _rules: dict[str | int, _Rule] = emptied_with_plans({})
-"""By equation, or by the count of arguments of a call with lists."""
+"""By equation, or by the count of arguments of a call with lists: the places of the first array and of the others, and
+the most elements that each may have: of real numbers, of these beside ``out``, and of other numbers."""
 
-known_loops: dict[Hashable, tuple[type, Callable[..., Any], int, Callable[..., Any] | None]] = emptied_with_plans({})
-"""By equations that mean the same to loops as to ``fast_einsum``: the type of plain arrays, the loops, the most
-elements of each of one or two arrays of real numbers that they are the fastest for, and what multiplies two larger ones
-of any sizes, or returns ``None``.
+known_loops: dict[str | int, tuple[Any, _Loops, _Loops | None, int, _Rule]] = emptied_with_plans({})
+"""By equations that mean the same to loops as to ``fast_einsum``: the type of plain arrays, the loops, what multiplies
+two arrays of any sizes that are too large for these, or returns ``None``, the count of arguments, and the rule.
 
-Lists of labels that the loops take always mean the same: they are there by the type of the arrays.
+Lists of labels that the loops take always mean the same: they are there by the count of arguments.
 """
 
 
-def know_loops(spelled: str | type, kind: type, loops: Callable[..., Any], product: Callable[..., Any] | None) -> None:
-    """Keep an equation, or the type of arrays between lists of labels, in :data:`known_loops`."""
-    keep(known_loops, spelled, (kind, loops, _learn(spelled).most if isinstance(spelled, str) else -1, product))
+def know_loops(spelled: str | int, kind: type, loops: _Loops, product: _Loops | None) -> None:
+    """Keep an equation, or the count of arguments of a call with lists, in :data:`known_loops`."""
+    rule = _learn(spelled)
+    count = spelled if isinstance(spelled, int) else len(rule[1]) + 2
+    keep(known_loops, spelled, (kind, loops, product, count, rule))
 
 
 def loops_first(planned: Callable[[Sequence[Any]], Any]) -> Callable[[E], E]:
-    """Have an einsum leave small calls without options to the loops, and others without options to ``planned``.
+    """Have an einsum leave small calls to the loops, and others without options to ``planned``.
 
     To fill in ten options takes 3% of a small einsum, as does each call that is made here.
     """
 
     def decorated(with_options: E) -> E:
         @wraps(with_options)
-        def einsum(*operands: Any, **options: Any) -> Any:
-            if tracing.is_compiling() or limit_now():
-                return with_options(*operands, **options)
-            out: Any = None
-            if options:
-                out = options.get("out")
-                if len(options) > 1 or (out is None and type(options.get("optimize")) is not bool):
-                    return with_options(*operands, **options)
-            spelled: Any = operands[0] if operands else None
-            count = len(operands)
-            in_text = type(spelled) is str
-            if not in_text:
-                spelled = type(spelled)
+        def einsum(*operands: Any, out: Any = None, optimize: Any = _AUTO, **options: Any) -> Any:
+            if options or not operands or (optimize is not _AUTO and type(optimize) is not bool):
+                return with_options(*operands, out=out, optimize=optimize, **options)
+            spelled: Any = operands[0]
+            if type(spelled) is not str:
+                spelled = len(operands)
             if spelled in known_loops:
-                kind, loops, most, product = known_loops[spelled]
-                # Written out for one or two arrays: each call that is made here takes 2% of a small einsum.
-                if in_text and 2 <= count <= 3:
-                    one, other = operands[1], operands[-1]
-                    small = plain = type(one) is kind is type(other)
+                kind, loops, product, count, (first, others, most, beside_out, most_complex) = known_loops[spelled]
+                if len(operands) == count and type(one := operands[first]) is kind and not limit_now():
+                    dtype = one.dtype
+                    if out is not None:
+                        most = beside_out if type(out) is kind and out.dtype is dtype else -1
+                    if not 0 <= dtype.num <= REAL:
+                        most = most_complex if 0 < dtype.num < FIRST_OF_OTHERS and most > 0 else -1
                     # Of empty arrays, the loops don't compare all extents.
-                    small = small and 0 < one.size <= most >= other.size
-                    small = small and (dtype := one.dtype) is other.dtype and 0 <= dtype.num <= REAL
-                    if plain and not small:
-                        if product is not None and out is None:
-                            result = product(*operands[1:])
-                            if result is not None:
-                                return result
-                        small = loops_suffice(operands, 1 if out is None else WITH_OUT)
-                elif not in_text and count <= 5:
-                    small = type(operands[count // 4 * 2]) is kind and loops_suffice(operands)
-                elif in_text and count == 4:
-                    small = type(operands[1]) is kind is type(operands[2]) and type(operands[3]) is kind
-                    small = small and loops_suffice(operands)
-                else:
-                    small = loops_suffice(operands)
-                    for each in operands[1:] if in_text else operands[: count // 2 * 2 : 2]:
-                        if type(each) is not kind:  # some of the arrays told that the loops suffice
+                    small = 0 < one.size <= most
+                    for at in others:
+                        each = operands[at]
+                        if type(each) is not kind or not 0 < each.size <= most:
                             small = False
-                if small and out is not None:
-                    small = type(out) is kind and getattr(out, "dtype", None) is operands[in_text].dtype
-                if small:
-                    try:
-                        return loops(*operands) if out is None else loops(*operands, out=out)
-                    except Exception:  # a plan says what is wrong
-                        pass
+                        elif each.dtype is not dtype:
+                            small = small and (0 <= each.dtype.num <= REAL or loops_suffice(operands, out is not None))
+                    if small:
+                        try:
+                            return loops(*operands) if out is None else loops(*operands, out=out)
+                        except Exception:  # a plan says what is wrong
+                            pass
+                    elif product is not None and out is None:
+                        result = product(*operands[1:])
+                        if result is not None:
+                            return result
+            if tracing.is_compiling() or limit_now():
+                return with_options(*operands, out=out, optimize=optimize)
             # Which pairs come first is no question of one or two arrays.
-            if options and (out is not None or count > (3 if in_text else 5)):
-                return with_options(*operands, **options)
-            return planned(operands)
+            if out is None and (optimize is _AUTO or len(operands) <= (3 if type(spelled) is str else 5)):
+                return planned(operands)
+            return with_options(*operands, out=out, optimize=optimize)
 
+        # torch.compile follows this instead: it would guard what the table of loops holds.
+        vars(einsum)["_torchdynamo_inline"] = with_options
         return einsum  # type: ignore[return-value]
 
     return decorated
 
 
-def loops_suffice(operands: Sequence[Any], times: int = 1) -> bool:
-    """Return whether NumPy's loops are the fastest for the operands of an einsum of either form, which may be wrong.
-
-    With ``out``, whose result a plan copies, they are it for so many ``times`` as many elements.
-    """
+def loops_suffice(operands: Sequence[Any], has_out: bool = False) -> bool:
+    """Return whether NumPy's loops are the fastest for the operands of an einsum of either form, which may be wrong."""
     try:
-        key = operands[0]
-        if type(key) is not str:
-            key = len(operands)
-        # Written out: each call that is made here takes 2% of a small einsum.
-        try:
-            first, second, most, most_complex, others = _rules[key]
-        except KeyError:
-            first, second, most, most_complex, others = _learn(key)
-        one, other = operands[first], operands[second]
-        size, other_size, dtype = one.size, other.size, one.dtype
-        if times > 1:
-            most, most_complex = times * most, times * most_complex
-        # Of an empty array the loops take a diagonal that isn't there: they miss that a label has another size, too.
-        if 0 < size <= most >= other_size:
-            if others and not _are_few(operands, others, size * other_size):
+        key = operands[0] if type(operands[0]) is str else len(operands)
+        first, others, most, beside_out, most_complex = _rules.get(key) or _learn(key)
+        most = beside_out if has_out else most
+        for at in (first, *others):
+            each = operands[at]
+            number = each.dtype.num
+            if not 0 <= number <= REAL:
+                most = most_complex
+            # Of an empty array the loops take a diagonal that isn't there: they miss that a label has another size,
+            # too. There are none of other packages' dtypes, some of which have no number.
+            if not (0 < each.size <= most and 0 <= number < FIRST_OF_OTHERS):
                 return False
-            number = dtype.num
-            if 0 <= number <= REAL and (dtype is other.dtype or 0 <= other.dtype.num <= REAL):
-                return True
-            # There are none of other packages' dtypes, some of which have no number.
-            of_numpy = 0 <= number < FIRST_OF_OTHERS > other.dtype.num >= 0
-            return of_numpy and size <= most_complex >= other_size  # type: ignore[no-any-return]
-        return False
+        return True
     except (AttributeError, IndexError, TypeError):  # operands that aren't arrays, or too few of them
         return False
-
-
-def _are_few(operands: Sequence[Any], others: tuple[int, ...], iterations: int) -> bool:
-    """Return whether these arrays of real numbers, too, make few iterations of the loops."""
-    for at in others:
-        each = operands[at]
-        iterations *= each.size
-        if not 0 < iterations <= _FEW or not 0 <= each.dtype.num <= REAL:
-            return False
-    return True
 
 
 def own_loops(native: Callable[..., Any]) -> Callable[..., Any] | None:
@@ -196,38 +163,40 @@ def own_loops(native: Callable[..., Any]) -> Callable[..., Any] | None:
 
 def _learn(key: str | int) -> _Rule:
     """Return the rule for an equation, or for a count of operands and lists, and keep it if nobody observes."""
+    if isinstance(key, str):
+        terms = [set(term) for term in key.partition("->")[0].replace(" ", "").split(",")]
+        places, bounds = range(1, len(terms) + 1), _of_terms(terms, not key.partition("->")[2].strip())
+    else:
+        places, bounds = range(0, max(key // 2 * 2, 1), 2), _of_lists(key)
     if observed():
-        return _Rule(0, 0, -1, -1)
-    rule = _of_equation(key) if isinstance(key, str) else _of_lists(key)
+        return places[0], tuple(places[1:]), -1, -1, -1
+    most, most_complex = bounds
+    rule = places[0], tuple(places[1:]), most, _WITH_OUT * most, most_complex
     keep(_rules, key, rule)
     return rule
 
 
-def _of_equation(equation: str) -> _Rule:
-    """Bound the iterations by the size of one operand, of two, or of several, that have all labels."""
-    terms = [set(term) for term in equation.partition("->")[0].replace(" ", "").split(",")]
+def _of_terms(terms: Sequence[Set[str]], is_dot: bool) -> tuple[int, int]:
+    """Bound the iterations by the operands that have all labels: one, two, or as many as it takes."""
+    left = labels = set[str]().union(*terms)
     if len(terms) == 1:
-        return _Rule(1, 1, *_ALONE)
-    labels = set().union(*terms)
-    for at, term in enumerate(terms, 1):
-        if term == labels:
-            return _Rule(at, at, *(_ONE if equation.partition("->")[2].strip() else _DOT))
-    for (at, term), (other, others) in combinations(enumerate(terms, 1), 2):
-        if term | others == labels:
-            return _Rule(at, other, *(_SEVERAL if len(terms) > 2 else _TWO if len(labels) <= 3 else _STACKS))
-    places, left = list[int](), labels
+        return _ALONE
+    if labels in terms:
+        return _DOT if is_dot else _ONE
+    if any(one | other == labels for one, other in combinations(terms, 2)):
+        return _SEVERAL if len(terms) > 2 else _TWO if len(labels) <= 3 else _STACKS
+    count = 0
     while left:
-        at = max(range(len(terms)), key=lambda at: len(terms[at] & left))
-        places.append(at + 1)
-        left = left - terms[at]
-    return _Rule(places[0], places[1], _FEW, -1, tuple(places[2:]))
+        count, left = count + 1, left - max(terms, key=lambda term: len(term & left))
+    return int(_FEW ** (1 / count)), -1
 
 
-def _of_lists(count: int) -> _Rule:
-    """Bound the iterations by the sizes of all arrays: one for two or three arguments, two for four or five."""
-    if count in (2, 3):
-        return _Rule(0, 0, *_ALONE)
-    return _Rule(0, 2, *_LISTS) if count in (4, 5) else _Rule(0, 2, _FEW, -1, tuple(range(4, count // 2 * 2, 2)))
+def _of_lists(count: int) -> tuple[int, int]:
+    """Bound the sizes of all arrays: one for two or three arguments, two for four or five."""
+    if count < 6:
+        return _ALONE if count < 4 else _LISTS
+    # Of arrays in a chain, every second one and the last have all labels.
+    return int(_FEW ** (2 / (count // 2 + 1))), -1
 
 
 class SmallCalls:
@@ -266,15 +235,22 @@ def _loops_first(*operands: Any, out: Any = None, optimize: Any = ..., **options
         key = operands[0]
         if type(key) is not str:
             key = len(operands)
-        first, second, most, _, others = _einops_fast_rules[key]  # type: ignore[name-defined]  # noqa: F821
-        one, other = operands[first], operands[second]
-        small = others or one.size <= most >= other.size
-        if small and (others or not one.size or one.dtype is not other.dtype or not 0 <= one.dtype.num <= 13):
-            small = _einops_fast_loops_suffice(operands)  # type: ignore[name-defined]  # noqa: F821
+        first, others, most, beside_out, most_complex = _einops_fast_rules[key]  # type: ignore[name-defined]  # noqa: F821
+        one = operands[first]
+        dtype = one.dtype
+        if out is not None:
+            most = beside_out
+        if not 0 <= dtype.num <= 13:
+            most = most_complex if 0 < dtype.num < 256 else -1
+        small = 0 < one.size <= most
+        for at in others:
+            each = operands[at]
+            if not 0 < each.size <= most:
+                small = False
+            elif each.dtype is not dtype:
+                small = small and (0 <= each.dtype.num <= 13 or _einops_fast_loops_suffice(operands, out is not None))  # type: ignore[name-defined]  # noqa: F821
     except (AttributeError, IndexError, KeyError, TypeError):
-        small = _einops_fast_loops_suffice(operands)  # type: ignore[name-defined]  # noqa: F821
-    if out is not None and not small:
-        small = _einops_fast_loops_suffice(operands, 3)  # type: ignore[name-defined]  # noqa: F821
+        small = _einops_fast_loops_suffice(operands, out is not None)  # type: ignore[name-defined]  # noqa: F821
     if small:
         # To choose an order of contraction takes NumPy longer than the loops.
         if (optimize is ... or optimize is False) and not options:
@@ -299,4 +275,4 @@ def _loops_first(*operands: Any, out: Any = None, optimize: Any = ..., **options
 
 
 def _operands_to_dispatch(*operands: Any, out: Any = None, optimize: Any = None, **kwargs: Any) -> Any:
-    return operands if out is None else (*operands, out)
+    return operands if out is None else operands + (out,)  # noqa: RUF005 (in half the time)

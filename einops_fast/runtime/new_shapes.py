@@ -145,13 +145,9 @@ def native_first(
     """
     if observed():  # an observer sees plans
         return None
-    shapes = came_with(question)
+    shapes = learn_loops(question, subscripts, backend, operands, as_given)
     if not subscripts.equation.isascii():
         return None
-    if backend.loops is not None and (as_given or not isinstance(question[0], str)):
-        kind = type(operands[0])
-        product = backend.product(subscripts) if as_given and AT_SECOND_CALL else None
-        know_loops(str(question[0]) if as_given else kind, kind, backend.loops, product)
     if is_reproducible():  # what came before makes no difference: sizes alone send calls to loops
         return None
     asked_first = _asked_first(subscripts, backend) if AT_SECOND_CALL and (as_given or asks_first) else None
@@ -161,6 +157,22 @@ def native_first(
     if len(operands) > 2 and full > _FEW:
         return None
     return backend.at_once(operands, full)
+
+
+def learn_loops(
+    question: tuple[Hashable, ...], subscripts: Subscripts, backend: Backend, operands: Sequence[Any], as_given: bool
+) -> NewShapes:
+    """Return the shapes that a call came with, and have later ones that are spelled so ask first about small sizes.
+
+    Args are those of :func:`native_first`; the framework's loops may be the fastest for these sizes.
+    """
+    spelled: Any = question[0]
+    in_letters = subscripts.equation.isascii() and (as_given or not isinstance(spelled, str))
+    if backend.loops is not None and in_letters and not observed():
+        product = backend.product(subscripts) if as_given and AT_SECOND_CALL else None
+        key = spelled if as_given else 2 * len(operands) + (spelled[1] is not None)
+        know_loops(key, type(operands[0]), backend.loops, product)
+    return came_with(question)
 
 
 def _asked_first(subscripts: Subscripts, backend: Backend) -> AtOnce:

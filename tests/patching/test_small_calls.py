@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from einops_fast import ShapeError, SubscriptsError, fast_einsum, patched, profile
+from einops_fast import EinsumError, ShapeError, SubscriptsError, fast_einsum, patched, profile
+from einops_fast.patching import small_calls
 from einops_fast.runtime.plan_cache import clear_plans, compiled
 
 A, B = np.arange(4.0).reshape(2, 2), np.arange(6.0).reshape(2, 3)
@@ -55,6 +56,31 @@ def test_no_plan_is_made(operands: Any, options: dict[str, Any], plans: Any) -> 
     assert np.may_share_memory(result, first) == np.may_share_memory(expected, first)
 
 
+DTYPES = [
+    ("f8", "f8"),
+    ("f4", "f4"),
+    ("c16", "c16"),
+    ("f8", "f4"),
+    ("f4", "c8"),
+    ("c8", "i4"),
+    ("i4", "i8"),
+    ("?", "f8"),
+]
+
+
+@pytest.mark.parametrize("dtypes", DTYPES, ids=str)
+@pytest.mark.parametrize("call", ["matrices", "three operands", "lists", "lists of three"])
+def test_dtypes_of_small_calls(call: str, dtypes: tuple[str, str], plans: Any) -> None:
+    arrays = iter([np.dtype(dtype) for dtype in dtypes * 2])
+    operands = [each.astype(next(arrays)) if isinstance(each, np.ndarray) else each for each in CALLS[call]]
+    wanted = np.einsum(*operands)
+    with patched("numpy"):
+        for einsum in (fast_einsum, np.einsum):
+            for _ in range(2):
+                result = einsum(*operands)
+            np.testing.assert_array_equal(result, wanted, strict=True)
+
+
 OUTS = {"array": np.empty((2, 3)), "turned": np.empty((3, 2)).T, "other dtype": np.empty((2, 3), "f4"),
         "other shape": np.empty((3, 2)), "broadcast": np.empty((1, 2, 3)), "list": [[0.0]]}  # fmt: skip
 
@@ -98,12 +124,53 @@ def test_observers_see_each_call(operands: Any, einsum: Any) -> None:
         assert sum(row.calls for row in seen.rows) == 2
 
 
+@pytest.mark.parametrize(
+    "operands",
+    [
+        ("ij,jk->ik", np.ones((64, 64)), np.ones((64, 64))),
+        ("i,i->", np.ones(1 << 20), np.ones(1 << 20)),
+        ("ij,jk,kl,lm,mn,no->io", *[np.ones((6, 6))] * 6),
+        (np.ones((8, 8)), [0, 1], np.ones((8, 8)), [1, 2], np.ones((8, 8)), [2, 3]),
+        ("ij,jk,kl,lm->im", A, A, A, A.astype(complex)),
+        ("ij,njk->nik", A, np.ones((1000, 2, 2))),
+        ("ij,jk->ik", np.ones((12, 12), complex), np.ones((12, 12))),
+        ("ij,jk->ik", np.ones((1000, 4)), np.ones((4, 4))),
+        (np.ones((64, 64)), [0, 1], np.ones((64, 64)), [1, 2]),
+    ],
+    ids=lambda operands: operands[0] if isinstance(operands[0], str) else "lists",
+)
+def test_others_are_planned(operands: Any, plans: Any) -> None:
+    assert not small_calls.loops_suffice(operands)
+    with patched("numpy"):
+        np.einsum(*operands, optimize=True)
+        np.einsum(*operands)
+    assert plans
+
+
+STACK = ("nij,nj->ni", np.ones((1000, 4, 4)), np.ones((1000, 4)))
+
+
+@pytest.mark.parametrize(
+    "options", [{"order": "F"}, {"optimize": "greedy"}, {"casting": "no", "optimize": True}], ids=str
+)
+def test_the_loops_take_the_other_options(options: dict[str, Any]) -> None:
+    wanted = np.einsum(*STACK, **options)
+    with patched("numpy"):
+        for _ in range(2):
+            result = np.einsum(*STACK, **options)
+            np.testing.assert_array_equal(result, wanted)
+            assert result.strides == wanted.strides
+
+
+@pytest.mark.parametrize("options", [{}, {"out": None}, {"optimize": False}, {"optimize": True}], ids=str)
 @pytest.mark.parametrize("operands", CALLS.values(), ids=CALLS)
-def test_small_calls_of_fast_einsum_are_the_loops_from_the_second_on(operands: Any, plans: Any) -> None:
-    wanted = fast_einsum(*operands)
+def test_small_calls_of_fast_einsum_are_the_loops_from_the_second_on(
+    operands: Any, options: dict[str, Any], plans: Any
+) -> None:
+    wanted = fast_einsum(*operands, **options)
     assert plans
     plans.clear()
-    result = fast_einsum(*operands)
+    result = fast_einsum(*operands, **options)
     assert not plans
     np.testing.assert_array_equal(result, wanted, strict=True)
     first = operands[isinstance(operands[0], str)]
@@ -141,6 +208,12 @@ def test_errors_of_small_calls_stay_ours() -> None:
             fast_einsum("ij,jk->ik")
         with pytest.raises(SubscriptsError):
             fast_einsum("ij,jk->ik", B)
+        with pytest.raises(SubscriptsError):
+            fast_einsum("ij,jk->ik", A, B, B)
+        with pytest.raises(EinsumError, match="optimize"):
+            fast_einsum("ij,jk->ik", A, B, optimize="quickly")
+        with pytest.raises(TypeError, match="optimise"):
+            fast_einsum("ij,jk->ik", A, B, optimise=True)
 
 
 @pytest.mark.parametrize("size", [4, 300])
