@@ -321,23 +321,6 @@ def test_a_cache_that_cannot_be_cleared(cache, capsys, monkeypatch):
         assert (printed.out, printed.err) == ("", f"einops-fast: removed {removed} from {cache}, but {reason}\n")
 
 
-def test_a_cache_that_is_no_folder(cache):
-    cache.write_text("mine")
-    done = _run("cache", "clear", status=1)
-    assert done.stdout == ""
-    assert done.stderr == f"einops-fast: removed 0 entries from {cache}, but can't read {cache}/v1: Not a directory\n"
-
-
-def test_shows_times_that_are_none(cache, capsys):
-    strange = [-1, 1e300, 10**400, "soon", None, True, [1.0], {}]
-    for at, seconds in enumerate(strange):
-        disk_cache.write({"problem": f"problem{at}"}, {"seconds": seconds})
-    assert main(["cache", "show"]) == 0
-    rows = [line for line in capsys.readouterr().out.splitlines() if "problem" in line][1:]
-    assert len(rows) == len(strange)
-    assert all(line.rstrip(" │").endswith("–") for line in rows)
-
-
 @pytest.mark.parametrize("arguments", [["show"], ["show", "--json"]])
 def test_who_reads_may_close_the_output(arguments, cache):
     for at in range(300):  # more than a pipe holds

@@ -88,14 +88,6 @@ def test_numpys_own_function_is_left_to_dask() -> None:
         np.testing.assert_allclose(found.compute(scheduler="threads"), given[0] @ given[1])
 
 
-def test_a_chain_has_a_task_for_each_pair_of_blocks() -> None:
-    """Not for each combination of the blocks of all axes."""
-    given = [da.ones((80, 80), chunks=10) for _ in range(4)]
-    found = fast_einsum("ij,jk,kl,lm->im", *given)
-    assert len(dict(found.__dask_graph__())) < 8**4
-    assert float(found[0, 0].compute(scheduler="threads")) == 80**3
-
-
 def test_blocks_of_outer_products_stay_small() -> None:
     given = [da.ones((4000,), chunks=2000), da.ones((3000,), chunks=1500)]
     assert fast_einsum("i,j->ij", *given).chunksize == (2000, 1500)

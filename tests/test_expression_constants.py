@@ -11,8 +11,6 @@ from einops_fast import (
     fast_einsum,
 )
 from einops_fast.einsum import plan_arguments
-from einops_fast.planning.notation import parse
-from einops_fast.planning.parts import without_parts
 from einops_fast.runtime.constants import cheapest_folding
 
 
@@ -52,16 +50,6 @@ def test_what_only_constants_take_part_in_is_contracted_once(equation, shapes, c
         assert contracted
     expression.forget_plans()
     assert_close(expression(*varying), expected)
-
-
-def test_a_path_of_ones_own_holds_for_what_constants_leave():
-    shapes = [(3, 4), (4, 5), (5, 6), (6, 7), (7, 8)]
-    arrays = random_arrays(*shapes)
-    path = [(1, 2), (1, 2), (0, 1), (0, 1)]
-    folding = _folding("ab,bc,cd,de,ef->af", arrays, [1, 2, 4], path)
-    assert [(part.operands, part.equation) for part in folding.rest.parts] == [((1, 2), "bc,cd->bd")]
-    assert (folding.rest.others, folding.rest.subscripts.text) == ((0, 3, 4), "bd,ab,de,ef->af")
-    assert folding.optimize == ((2, 3), (0, 1), (0, 1))
 
 
 def _folding(equation, arrays, constants, optimize):
@@ -121,10 +109,3 @@ def test_folded_constants_under_tracers(torch):
     graph = torch.fx.experimental.proxy_tensor.make_fx(expression)(x)
     torch.testing.assert_close(graph(3 * x), 3 * (x @ v @ w))
     torch.testing.assert_close(expression(x), x @ v @ w)
-
-
-def test_constants_are_kept_in_the_order_of_what_they_meet() -> None:
-    for equation, wanted in (("ij,jk,ki->", "ij,jk->ki"), ("ij,jk,ik->", "ij,jk->ik"), ("ij,jk,kl->il", "ij,jk->ik")):
-        rest = without_parts(parse(equation, (2, 2, 2)), (), [(0, 1)])
-        assert rest.parts[0].equation == wanted
-        assert rest.subscripts.equation == f"{wanted[-2:]},{equation[6:]}"

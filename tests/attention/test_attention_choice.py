@@ -13,10 +13,8 @@ from einops_fast.attention.attend import plan_of
 from einops_fast.attention.measured import problem_class
 from einops_fast.attention.memory import score_memory
 from einops_fast.attention.options import Options, Request
-from einops_fast.attention.prediction import attention_bytes, attention_flops, fused_seconds, unfused_seconds
+from einops_fast.attention.prediction import attention_bytes, attention_flops
 from einops_fast.attention.reference import Math
-from einops_fast.attention.registry import Implementation, Prepared
-from einops_fast.backends.gpus import gpu_ceilings
 from einops_fast.runtime import disk_cache, measuring
 from einops_fast.runtime.plan_cache import clear_plans
 
@@ -98,51 +96,12 @@ def test_the_best_is_chosen_by_what_calls_take(clock, offer, name):
         assert "measured" in choose(ON_GPU, "never").why
 
 
-@pytest.mark.parametrize(
-    ("fakes", "expected"),
-    [
-        ({"library": Fake(1.0, 4.0), "ours": Fake(50.0, 3.0, compiles=True)}, "library"),
-        ({"ours": Fake(1.0, 3.0, compiles=True), "slow": Fake(2.0, 3.0, compiles=True)}, "ours"),
-    ],
-    ids=["kernels that are far behind", "kernels alone"],
-)
-def test_nothing_is_left_to_decide(clock, offer, fakes, expected):
-    offer(**fakes)
-    decision = choose(ON_GPU, "auto", CALL)
-    assert (decision.implementation, decision.final, decision.undecided) == (fakes[expected], True, None)
-
-
 def torch_call(dropout_p=0.0, lse=False, gradients=True):
     """A call of tensors, all three the same."""
     torch = pytest.importorskip("torch")
     q = torch.ones(2, 3, 4, requires_grad=gradients)
     request = Request(PATTERN, None, Options(dropout_p=dropout_p, return_lse=lse))
     return plan_of(request, {"q": q, "k": q, "v": q}, "torch"), (q, q, q)
-
-
-@pytest.mark.parametrize("gradients", [False, True])
-def test_what_is_timed_is_what_a_call_does(gradients, torch):
-    """With gradients, and from the caller's arrays; not only the part that all implementations have."""
-    from einops_fast.backends.torch.attention.implementations.clock import TorchClock
-
-    seen = []
-
-    class Short(Math):
-        def prepared(self, plan, arrays):
-            return Prepared(lambda q, k, v: seen.append((q, torch.is_grad_enabled())) or q * 2)
-
-        def run(self, spec, inputs):
-            raise AssertionError("a call doesn't take this way")
-
-    plan, arrays = torch_call(gradients=gradients)
-    assert Short().prepared(plan, arrays).run(*arrays).sum() == 48
-    seen.clear()
-    TorchClock("cuda:0").run_of(Short(), plan, arrays)()
-    ((given, recorded),) = seen
-    assert given is not arrays[0]
-    assert given.data_ptr() == arrays[0].data_ptr()
-    assert recorded is given.requires_grad is gradients
-    assert arrays[0].grad is None
 
 
 def test_the_measured_best_is_chosen_and_kept_on_disk(clock, offer):
@@ -192,22 +151,6 @@ def test_no_call_waits_for_a_measurement(clock, offer):
     assert (decision.implementation, decision.undecided.ways) == (fakes["library"], [fakes["library"], fakes["ours"]])
 
 
-def test_no_call_waits_for_a_library_s_plan(clock, offer):
-    """But where all others hold the scores; it isn't taken either where it was measured to be the fastest."""
-    fakes = offer(planning=Fake(1.0, 1.0), plain=Fake(1.5, 2.0), unfused=Fake(1.2, 3.0), ours=Fake(1.1, 2.0))
-    fakes["planning"].plans = fakes["ours"].compiles = True
-    fakes["unfused"].efficiency = 0.0
-    for _ in range(2):
-        decision = choose(ON_GPU, "auto", CALL)
-        assert decision.implementation is fakes["plain"]
-        assert set(decision.undecided.ways) == {fakes["plain"], fakes["ours"], fakes["unfused"]}
-        assert choose(ON_GPU, "wait", CALL).implementation is fakes["planning"]
-    fakes = offer(planning=Fake(1.0, 1.0), unfused=Fake(1.2, 3.0))
-    fakes["planning"].plans, fakes["unfused"].efficiency = True, 0.0
-    clear_plans()
-    assert choose(ON_GPU, "auto", CALL).implementation is fakes["planning"]
-
-
 def test_nothing_is_measured_where_it_may_not_be(clock, offer):
     fakes = offer(one=Fake(1.0, 3.0), two=Fake(1.5, 2.0))
     clock.allowed = False
@@ -220,47 +163,6 @@ def test_nothing_is_measured_where_it_may_not_be(clock, offer):
     assert list(disk_cache.entries()) == []
     clock.allowed = True
     assert choose(ON_GPU, "wait", CALL).implementation is fakes["two"]
-
-
-def test_efficiency_may_differ_by_dtype(clock, offer):
-    """Without measurements, also while a graph is traced, the dtype decides."""
-
-    class Halves(Fake):
-        efficiency, efficiencies = 0.8, {"float32": 0.1}
-        seconds = Implementation.seconds
-
-    class Wide(Halves):
-        efficiency, efficiencies = 0.2, {"float32": 0.5}
-
-    fakes = offer(halves=Halves(0.0, 1.0), wide=Wide(0.0, 1.0))
-    for dtype, best in (("float16", "halves"), ("float32", "wide")):
-        spec = replace(ON_GPU, dtype=dtype)
-        assert choose(spec, "never", CALL).implementation is fakes[best]
-        assert choose(spec, "wait", CALL, quiet=True).implementation is fakes[best]
-
-
-@pytest.mark.parametrize("lacking", [None, "not today"])
-def test_a_choice_on_disk_is_among_the_same_implementations(clock, offer, lacking):
-    """One that is installed later is measured too, and one that can't do it any more isn't taken."""
-    offer(one=Fake(1.0, 1.0), two=Fake(1.5, 2.0))
-    choose(ON_GPU, "wait", CALL)
-    clear_plans()
-    fakes = offer(one=Fake(1.0, 1.0, lacking), two=Fake(1.5, 2.0), three=Fake(1.4, 0.5))
-    assert choose(ON_GPU, "wait", CALL).implementation is fakes["three"]
-    able = [name for name, fake in fakes.items() if not fake.lacking]
-    assert [entry.key["candidates"] for entry in disk_cache.entries()].count(sorted(able)) == 1
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"head_dim": 65}, {"causal": True}, {"gradients": True}, {"dtype": "bfloat16"}, {"q_len": 1}, {"softcap": 1.0},
-        {"mask": (1, 1, 1000, 1000)}, {"window": (128, 0)}, {"strides": ((512000, 1, 512, 8),) * 3},
-        {"k_batch": (2, 1), "v_batch": (2, 1)}, {"page_size": 16},
-    ],
-)  # fmt: skip
-def test_classes_of_problems_tell_features_apart(change):
-    assert problem_class(replace(SPEC, **change)) != problem_class(SPEC)
 
 
 @pytest.mark.parametrize("lse", [False, True])
@@ -300,22 +202,6 @@ def test_flops_count_what_is_seen():
     assert attention_bytes(SPEC) == 4 * 16 * 1000 * 64 * 2
 
 
-@pytest.mark.parametrize("cached", [1024, 65536])
-def test_one_query_takes_as_long_as_its_keys_are_read(cached):
-    """By fused kernels, whose tiles are full of the queries of heads that share keys; not where scores are written."""
-    on = gpu_ceilings("NVIDIA H200")
-    decode = replace(
-        SPEC, batch=(128, 4, 8), q_batch=(128, 4, 8), k_batch=(128, 4, 1), v_batch=(128, 4, 1), q_len=1, kv_len=cached,
-        head_dim=128, v_head_dim=128,
-    )  # fmt: skip
-    assert decode.group == 8
-    assert replace(decode, k_batch=(9999, 4, 1), page_size=16).group == 8
-    read = attention_bytes(decode) / on.bandwidth
-    for efficiency in (0.5, 0.8):
-        assert read <= fused_seconds(decode, on, efficiency) <= read + 2 * on.call
-    assert unfused_seconds(decode, on) > 4 * read
-
-
 def test_explanation_says_all_of_it():
     found = explain_attention(PATTERN, Q, Q, Q, causal=True, window=(2, None), bias=np.ones((3, 3)), softcap=5.0)
     assert (found.implementation, found.device) == ("math", "cpu")
@@ -349,14 +235,6 @@ def test_explanation_of_tensors(torch):
     nested = torch.nested.nested_tensor([torch.ones(2, 4, 8), torch.ones(5, 4, 8)], layout=torch.jagged)
     found = explain_attention(nested, nested, nested, layout="bshd")
     assert (found.implementation, found.spec.varlen, found.spec.q_len) == ("math", True, 5)
-
-
-def test_explanation_predicts_in_a_block_too(torch):
-    q = torch.ones(2, 300, 4, 8)
-    with attention_backend("math", "cpu"):
-        found = explain_attention(q, q, q, layout="bshd")
-    assert found.predicted.keys() == {"math", "cpu"}
-    assert found.seconds == found.predicted["math"] > found.predicted["cpu"] > 0
 
 
 @pytest.mark.parametrize("causal", [False, "bottom_right"])

@@ -210,34 +210,6 @@ def axes_of(calls: list[tuple[Any, ...]]) -> list[list[int]]:
     return [[array.dim() for array in arrays] for arrays in calls]
 
 
-@pytest.mark.parametrize(
-    ("pattern", "lacking"),
-    [
-        ("h i d, b h j d, b h j e -> b h i e", "q"),
-        ("b h i d, h j d, h j e -> b h i e", "kv"),
-        ("i h d, j h d, j h e -> i h e", "qkv"),
-        ("h i d, h j d, h j e -> h e i", "qkv"),
-    ],
-)
-def test_arrays_without_the_batch_have_four_axes_for_torch(
-    pattern: str, lacking: str, seen: list[tuple[Any, ...]]
-) -> None:
-    """With three it would take its slow way, as would cuDNN's operator."""
-    arrays = {"q": randn(1, 4, 3, 8), "k": randn(1, 4, 5, 8, seed=1), "v": randn(1, 4, 5, 8, seed=2)}
-    expected = native(*arrays.values())
-    given = [array[0] if name in lacking else array for name, array in arrays.items()]
-    if pattern.startswith("i h"):
-        given = [array.transpose(0, 1) for array in given]
-    for _ in range(2):
-        found = attention(pattern, *given)
-        if pattern.startswith("i h"):
-            found = found.transpose(0, 1)
-        if pattern.endswith("e i"):
-            found = found.transpose(-1, -2)
-        torch.testing.assert_close(found if found.dim() == 4 else found[None], expected)
-    assert axes_of(seen) == [[4, 4, 4]] * 2
-
-
 @pytest.mark.parametrize("kind", ["bias", "mask"])
 @pytest.mark.parametrize(("term", "axes"), [("h i j", 4), ("i j", 2), ("b i j", 4), ("b h i j", 4), ("b j", 4)])
 def test_biases_and_masks_have_the_axes_that_torch_is_fast_with(

@@ -1,7 +1,5 @@
 """Every feature of attention against NumPy in float64, on NumPy arrays and on torch tensors, in pieces and whole."""
 
-from contextlib import nullcontext
-
 import numpy as np
 import pytest
 from attention_arrays import FRAMEWORKS, arrays_of, numbers
@@ -212,26 +210,6 @@ def _single(given):
     if isinstance(given, tuple):
         return given[0], _single(given[1])
     return given.float() if given.is_floating_point() else given
-
-
-@pytest.mark.parametrize("case", ["mask", "mask-2", "mask-keys", "bias", "bias-heads", "bias-mask"])
-def test_masks_of_the_backends_on_a_gpu(case, monkeypatch, torch):
-    """What they are given for a mask, on a CPU: also with gradients, and rows without any key."""
-    from einops_fast.backends.torch.attention.implementations import sdpa
-
-    monkeypatch.setattr(sdpa.Efficient, "unavailable", lambda self, device: None)
-    monkeypatch.setattr(sdpa.Efficient, "refuses", lambda self, spec, inputs: None)
-    monkeypatch.setattr(sdpa, "sdpa_kernel", lambda backend: nullcontext())
-    bias = random(B, H, Q, J)
-    ours, theirs = CASES.get(case, ({"bias": bias, "mask": MASK}, {"bias": bias, "mask": MASK}))
-    q, k, v = operands(head_dim=8, v_head_dim=8, kv_heads=H)
-    arrays = [each.float().requires_grad_() for each in arrays_of("torch", (q, k, v))]
-    arguments = {name: _single(each) for name, each in arrays_of("torch", ours).items()}
-    with attention_backend("efficient"):
-        found = attention(PATTERN.replace("g", "h"), *arrays, **arguments)
-    expected, _ = naive(q, k, v, **theirs)
-    np.testing.assert_allclose(found.detach(), expected, rtol=1e-5, atol=1e-5)
-    assert all(each.isfinite().all() for each in torch.autograd.grad(found.square().sum(), arrays))
 
 
 @given(st.data())

@@ -97,28 +97,3 @@ def test_gradients_of_mxnet_in_pieces_are_those_of_the_whole(wanted: str) -> Non
         for one, two in zip(other, found[-1], strict=True):
             np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-4)
     assert all(each.any() for each in found[0])
-
-
-def test_mxnet_drops_the_same_weights_for_gradients() -> None:
-    mxnet = mxnet_or_skip()
-    v = mxnet.np.ones((1, 64, 1, 4))
-    v.attach_grad()
-    with score_memory(1 << 12), mxnet.autograd.record():
-        total = attention(v, v, v, layout="bshd", dropout_p=0.5).sum()
-    total.backward()
-    # The weights don't depend on what is the same everywhere: linear in v.
-    np.testing.assert_allclose((v.grad * v).sum().asnumpy(), total.asnumpy(), rtol=1e-5)
-
-
-@pytest.mark.parametrize("axes", ["j i", "i h j", "h i j"])
-def test_masks_of_mxnet_in_any_order(axes: str) -> None:
-    mxnet = mxnet_or_skip()
-    rng = np.random.default_rng(0)
-    q, k = rng.normal(size=(2, 5, 4, 8)), rng.normal(size=(2, 7, 4, 8))
-    sizes = {"i": 5, "j": 7, "h": 4}
-    mask = rng.random([sizes[axis] for axis in axes.split()]) > 0.3
-    pattern = "b i h d, b j h d, b j h e -> b i h e"
-    expected = attention(pattern, q, k, k, mask=(axes, mask))
-    given = [mxnet.np.array(each, dtype="float64") for each in (q, k, k)]
-    found = attention(pattern, *given, mask=(axes, mxnet.np.array(mask, dtype="bool")))
-    np.testing.assert_allclose(found.asnumpy(), expected, atol=1e-6)

@@ -78,25 +78,6 @@ def test_operands_of_another_kind(other: str) -> None:
     torch.testing.assert_close(found, plain(q, *wide))
 
 
-def test_a_scale_holds_for_all_widths() -> None:
-    for width in (16, 16, 16, 4):
-        q = torch.randn(2, 3, 5 + width, width)
-        for _ in range(2):
-            q = q[:, :, 1:].contiguous()
-            expected = torch.nn.functional.scaled_dot_product_attention(q, q, q, scale=0.25)
-            torch.testing.assert_close(attention(q, q, q, layout="bhsd", scale=0.25), expected)
-
-
-def test_a_call_under_autocast_that_has_nothing_to_convert_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    q, k, v = torch.randn(3, 2, 4, 5, 8, dtype=torch.bfloat16)
-    with torch.autocast("cpu", torch.bfloat16):
-        wanted = [attention(q, k, v, layout="bhsd") for _ in range(2)]
-        with monkeypatch.context() as patch:
-            patch.setattr(attend, "read_call", None)
-            torch.testing.assert_close(attention(q, k, v, layout="bhsd"), wanted[0])
-        assert attention(q.float(), k, v, layout="bhsd").dtype == torch.bfloat16
-
-
 def _mask(q_len: int, kv_len: int, *lead: int) -> torch.Tensor:
     return torch.rand(*lead, q_len, kv_len) > 0.3
 

@@ -10,7 +10,6 @@ from fake_implementations import ON_GPU, PATTERN, SPEC, Constant, Fake, Q, choos
 
 from einops_fast import OperandError, attention, attention_backend, explain_attention
 from einops_fast.attention import registry
-from einops_fast.attention.choice import is_refusal
 from einops_fast.attention.registry import allowed_names, register_implementation
 from einops_fast.runtime.plan_cache import clear_plans
 
@@ -83,48 +82,6 @@ def test_other_errors_stay_what_they_are(offer: Any, error: Exception) -> None:
         call()
     assert caught.value is error
     assert ways["two"].runs == 0
-
-
-def test_errors_of_what_is_no_library_stay_what_they_are(offer: Any) -> None:
-    ways = offer(one=Constant(RuntimeError(NONE_LEFT)), two=Constant(2.0))
-    ways["one"].may_refuse = False
-    with pytest.raises(RuntimeError, match="No available kernel"):
-        call()
-
-
-def test_a_compiler_that_lacks_shared_memory_refuses_and_one_that_lacks_memory_does_not() -> None:
-    assert is_refusal(RuntimeError("No valid triton configs. OutOfMemoryError: out of resource: shared memory"))
-    error = RuntimeError("backend='inductor' raised")
-    error.__cause__ = RuntimeError("CUDA out of memory")
-    assert not is_refusal(error)
-
-
-def test_cudnn_that_refuses_leaves_the_call_to_the_next_library(monkeypatch: pytest.MonkeyPatch, torch: Any) -> None:
-    """Its operator, which is called without torch's choice before it, is the one that refuses."""
-    from einops_fast.attention import prepare
-    from einops_fast.backends.torch.attention.implementations import devices, sdpa
-
-    class NoPlans(sdpa.Cudnn):
-        def plain(self, spec: Any, axes: Any) -> Any:
-            def run(*arrays: Any) -> Any:
-                raise RuntimeError(
-                    "cuDNN Frontend error: [cudnn_frontend] Error: No execution plans support the graph."
-                )
-
-            return run
-
-    monkeypatch.setattr(prepare, "_device", lambda array, framework: "cuda:0")
-    monkeypatch.setattr(devices, "_capability", lambda device: (9, 0))
-    monkeypatch.setattr(devices._cudnn, "is_available", lambda: True)
-    monkeypatch.setattr(sdpa.Cudnn, "refuses", lambda self, spec, inputs: None)
-    monkeypatch.setattr(registry, "_made", {**registry._made, "cudnn": NoPlans()})
-    q = torch.randn(2, 4, 16, 64, dtype=torch.bfloat16)
-    with attention_backend("cudnn", "math"):
-        with pytest.warns(RuntimeWarning, match="No execution plans support the graph.. Such calls go to math"):
-            found = attention(q, q, q, layout="bhsd")
-        torch.testing.assert_close(attention(q, q, q, layout="bhsd"), found)
-    with attention_backend("math"):
-        torch.testing.assert_close(attention(q, q, q, layout="bhsd"), found)
 
 
 def test_an_error_lists_every_implementation_with_its_reason(offer):

@@ -1,6 +1,5 @@
 """How torch.compile goes through a call of attention: the plan isn't traced where all sizes are known."""
 
-import io
 from typing import Any
 
 import pytest
@@ -68,16 +67,6 @@ def test_symbolic_sizes_stay_symbols(options: dict[str, Any]) -> None:
             torch._dynamo.mark_dynamic(q, 1)
         torch.testing.assert_close(compiled(q), self_attention(q))
     assert len(compiled.graphs) == 1
-
-
-def test_a_symbol_that_is_known_is_a_number() -> None:
-    def call(q: Any, length: Any) -> Any:
-        torch._check(q.shape[1] == 5)
-        torch._check(length.shape[0] == 2)
-        return attention(q, KV, KV, layout="bshd", window=length.shape[0])
-
-    found = Compiled(call, dynamic=True)(Q, torch.ones(2))
-    torch.testing.assert_close(found, attention(Q, KV, KV, layout="bshd", window=2))
 
 
 @pytest.mark.parametrize("option", [lambda size: {"window": size}, lambda size: {"scale": size**-1.0}])
@@ -151,18 +140,6 @@ def test_a_wrong_call_is_told_as_ever() -> None:
             return q + 1
 
     torch.testing.assert_close(Compiled(call)(Q), Q + 1)
-
-
-@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
-def test_packed_projections_are_traced_and_saved() -> None:
-    """Also with gradients, for which a traced program can't have a function of ours."""
-    from einops_fast import nn
-
-    module, x = nn.QKVSelfAttention(8, 2).eval(), torch.randn(2, 5, 8)
-    file = io.BytesIO()
-    torch.jit.save(torch.jit.trace(module, x, check_trace=False), file)
-    file.seek(0)
-    torch.testing.assert_close(torch.jit.load(file)(x), module(x))
 
 
 def test_a_block_inside_what_is_compiled_counts_there_alone(torch):

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from einops_fast import fast_einsum
 from einops_fast.backends import blocked_copies, get_backend
 from einops_fast.backends.blocked_copies import block_extents, copy_in_blocks
 from einops_fast.backends.numpy import NumpyBackend
@@ -83,41 +82,4 @@ def test_torch(dtype: str, threads: int, copies: list[Any], monkeypatch: pytest.
     assert found.is_contiguous()
     assert found.dtype == array.dtype
     assert torch.equal(found, array)
-    assert len(copies) == 1
-
-
-def test_what_torch_has_to_see_is_left_to_it(copies: list[Any], monkeypatch: pytest.MonkeyPatch, torch: Any) -> None:
-    contiguous = get_backend("torch").contiguous
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    array = torch.randn(LARGE)
-    leaf = array.clone().requires_grad_()
-    contiguous(leaf.permute(3, 0, 2, 1)).square().sum().backward()
-    torch.testing.assert_close(leaf.grad, 2 * array)
-    turned = torch.vmap(lambda each: contiguous(each.permute(2, 0, 1)))(array)
-    assert torch.equal(turned, array.permute(0, 3, 1, 2))
-    _, tangent = torch.func.jvp(lambda each: contiguous(each.permute(3, 0, 2, 1)), (array,), (array,))
-    assert torch.equal(tangent, array.permute(3, 0, 2, 1))
-    complex_ = torch.complex(array, array).conj().permute(3, 0, 2, 1)
-    assert torch.equal(contiguous(complex_), complex_)
-    negated = torch.complex(array, array).conj().imag.permute(3, 0, 2, 1)
-    assert negated.is_neg()
-    assert torch.equal(contiguous(negated), -array.permute(3, 0, 2, 1))
-    assert not copies
-    with torch.no_grad():
-        assert torch.equal(contiguous(leaf.permute(3, 0, 2, 1)), array.permute(3, 0, 2, 1))
-    assert len(copies) == 1
-
-
-@pytest.mark.parametrize("framework", ["numpy", "torch"])
-def test_products_of_operands_that_have_to_be_copied(
-    framework: str, copies: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    a, b = (np.random.default_rng(seed).integers(-2, 3, (100, 100, 100)).astype("f") for seed in (0, 1))
-    expected = np.einsum("acd,dbc->ab", a, b, optimize=True)
-    arrays = [a, b]
-    if framework == "torch":
-        torch = pytest.importorskip("torch")
-        monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-        arrays = [torch.from_numpy(each) for each in arrays]
-    np.testing.assert_array_equal(np.asarray(fast_einsum("acd,dbc->ab", *arrays)), expected)
     assert len(copies) == 1

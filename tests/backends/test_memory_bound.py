@@ -1,6 +1,5 @@
 """Contractions that memory bounds, on a CPU: no stack of interleaved matrices with an extent of 1 is multiplied."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -8,10 +7,8 @@ import pytest
 import torch
 
 from einops_fast import explain, fast_einsum
-from einops_fast.backends.torch import ceilings
 from einops_fast.backends.torch import steps as torch_steps
 from einops_fast.backends.torch.einsum.blocks import sum_in_blocks
-from einops_fast.backends.torch.types import HALVES
 from einops_fast.planning.steps import Gemm, Multiply, Native, View
 from einops_fast.runtime.plan_cache import clear_plans
 
@@ -74,52 +71,6 @@ def test_the_one_step(case: Any, dtype: Any, holds: Any) -> None:
     assert holds(step), step
 
 
-@pytest.mark.parametrize("dtype", ["float64", "complex64", "complex128"])
-@pytest.mark.parametrize(
-    ("equation", "shape"), [("ij,ij->", (700, 700)), ("bij,bij->", (33, 128, 128)), ("i,i->", (9,))]
-)
-def test_a_single_dot_product_of_numpy_is_blas_s(equation: str, shape: Any, dtype: str) -> None:
-    """BLAS shares it out among threads, which einsum's own loops don't."""
-    given = [array.astype(dtype) for array in operands((shape, shape))]
-    for arrays in (given, [array.T for array in given]):
-        (step,) = explain(equation, *arrays).plan.steps
-        assert isinstance(step, Gemm)
-        assert step.left.moves + step.right.moves == ""
-        np.testing.assert_allclose(fast_einsum(equation, *arrays), np.sum(arrays[0] * arrays[1]), rtol=1e-3, atol=1e-2)
-
-
-@pytest.fixture(params=[True, False], ids=["oneDNN", "no oneDNN"])
-def onednn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[bool]:
-    """Whether this CPU multiplies halves by oneDNN, as far as plans know; by two threads."""
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    monkeypatch.setattr(ceilings, "without_onednn", lambda: () if request.param else HALVES)
-    ceilings.target_of.cache_clear()
-    clear_plans()
-    yield request.param
-    ceilings.target_of.cache_clear()
-    clear_plans()
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_a_dot_product_of_halves_is_torch_s_where_onednn_has_none(dtype: Any, onednn: bool) -> None:
-    given = [torch.ones(30_000, dtype=dtype), torch.full((30_000,), 0.5, dtype=dtype)]
-    (step,) = explain("i,i->", *given).plan.steps
-    assert isinstance(step, Multiply if onednn else Gemm)
-    assert float(fast_einsum("i,i->", *given)) == pytest.approx(15_000, rel=4e-3)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize(("equation", "left", "right"), DOTS)
-def test_torch_sums_half_precision_dots_in_blocks(
-    equation: str, left: Any, right: Any, dtype: Any, onednn: bool
-) -> None:
-    if not onednn and equation.endswith("->"):
-        pytest.skip("it is one dot product")
-    steps = explain(equation, *operands((left, right), dtype)).plan.steps
-    assert not any(isinstance(step, Gemm) for step in steps)
-    assert any(isinstance(step, Multiply) and step.block for step in steps)
-
-
 @pytest.mark.parametrize("dtype", [None, torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(("equation", "left", "right"), CASES)
 def test_values(equation: str, left: Any, right: Any, dtype: Any) -> None:
@@ -149,33 +100,6 @@ def test_blocks_of_any_size(lacking: tuple[int, ...], dtype: Any, summed: int, b
         got = sum_in_blocks(left, right, summed, block)
         assert got.dtype == dtype
         torch.testing.assert_close(got.double(), wanted, rtol=1e-2 if dtype == torch.bfloat16 else 1e-12, atol=1e-10)
-
-
-@pytest.mark.parametrize(
-    ("equation", "shape", "strides"),
-    [
-        ("ij,j->i", (60, 3), (1, 1)),  # columns times numbers
-        ("j,ij->i", (60, 47), (1, 1)),
-        ("ji,j->i", (60, 50), (1, 1)),
-        ("j,ij->i", (60, 48), (1, 48)),  # a dot for each row
-        ("ij,j->i", (7, 20), (1, 20)),
-        ("ji,j->i", (20, 7), (1, 20)),
-    ],
-)
-def test_loops_for_halves(
-    equation: str, shape: tuple[int, int], strides: tuple[int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Strides of the column, along axes that matter and along one that doesn't, decide which loops torch takes."""
-    monkeypatch.setattr(torch_steps, "without_onednn", lambda: (torch.bfloat16,))
-    product, seen = torch.mm, []
-    monkeypatch.setattr(torch, "mm", lambda a, b: seen.append(b.stride()) or product(a, b))
-    clear_plans()
-    matrix = torch.ones(shape, dtype=torch.bfloat16)
-    vector = torch.ones(shape["ji" not in equation], dtype=torch.bfloat16)
-    operands = (vector, matrix) if equation.startswith("j,") else (matrix, vector)
-    torch.testing.assert_close(fast_einsum(equation, *operands), torch.einsum(equation, *operands))
-    assert seen == [strides]
-    clear_plans()
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

@@ -52,14 +52,6 @@ def test_an_equation_that_a_shell_has_cut(capsys: Capture) -> None:
     assert "'ij,jk-' ends in '-': write it in quotes" in line
 
 
-def test_mxnet_has_no_strides(capsys: Capture) -> None:
-    from optional_mxnet import mxnet_or_skip
-
-    mxnet_or_skip()
-    assert main(["explain", "ij->ji", "2,3", "--strides", "1,2", "--backend", "mxnet"]) == 2
-    assert "MXNet's arrays have no strides to choose" in capsys.readouterr().err
-
-
 class TestAbsentGpu:
     torch = pytest.importorskip("torch")
 
@@ -153,16 +145,6 @@ def test_json_of_programs() -> None:
     done = run_python("-m", "einops_fast", "run", "--patch", "numpy", "--profile", "--json", "-c", code)
     (line,) = done.stderr.splitlines()
     assert json.loads(line)["rows"][0]["equation"] == "ij,jk->ik"
-
-
-def test_json_of_metrics(capsys: Capture, tmp_path: Any) -> None:
-    from einops_fast import fast_einsum, metrics
-
-    with metrics.record(tmp_path):
-        fast_einsum("ij,jk,kl->il", *[np.ones((9, 9))] * 3)
-    found = json.loads(told(capsys, "metrics", "summarize", str(tmp_path), "--json"))
-    assert found["summary"][0] == "1 plan, 1 call"
-    assert found["plans"][0]["equation"] == "ij,jk,kl->il"
 
 
 def commands_of(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:

@@ -139,39 +139,6 @@ def test_a_scale_that_changes_is_not_compiled_anew() -> None:
     assert len(log.fused) == 1
 
 
-@pytest.mark.parametrize("dynamic", [True, None])
-def test_numbers_of_a_library_call_may_change(dynamic: bool | None) -> None:
-    def program(own: Any, q: Any, k: Any, v: Any) -> Any:
-        mask = mask_of(q @ k.mT)
-        return F.scaled_dot_product_attention(q, k, v, mask, own.p if own.training else 0.0, scale=own.scale)
-
-    model, given = Numbers(program).eval(), operands()
-    compiled = einops_fast.compile(model, then="eager", dynamic=dynamic)
-    with fusions() as log:
-        for scale in (0.3, 0.7, 1.5):
-            model.scale = scale
-            is_as_written(compiled, model, given)
-    assert len(log.fused) == 3, str(log)
-    model.train()
-    with fusions() as log:
-        compiled(*given)
-    assert len(log.fused) == 1, str(log)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_number_that_a_tensor_holds_is_known_in_the_call_alone(dtype: torch.dtype) -> None:
-    def program(q: Any, k: Any, v: Any, scale: Any) -> Any:
-        return ((q @ k.mT).float() * scale.item()).softmax(-1).to(v.dtype) @ v
-
-    with torch._dynamo.config.patch(capture_scalar_outputs=True), fusions() as log:
-        compiled = einops_fast.compile(program, then="eager")
-        for scale in (0.3, 0.9):
-            given = [*operands(dtype=dtype), torch.tensor(scale)]
-            torch.testing.assert_close(compiled(*given), program(*given), rtol=1e-2, atol=1e-2)
-    assert len(log.fused) == (dtype == torch.float32), str(log)
-    assert [each.reason for each in log.missed] == ["dtype"] * (dtype != torch.float32)
-
-
 def test_the_next_backend_may_be_among_the_options() -> None:
     with fusions() as log:
         einops_fast.compile(attend, options={"then": "eager"})(*operands())

@@ -9,7 +9,6 @@ from fused_programs import Graphs, check, random_operands
 
 import einops_fast
 from einops_fast import fusions
-from einops_fast.compiler import calls
 
 Made = Callable[[int, int], Any]
 
@@ -212,43 +211,3 @@ def test_rows_whose_keys_are_hidden_for_several_reasons(program: Any, least: flo
     padding.requires_grad_(program is hidden_with_logarithms)
     causal = torch.full((6, 6), least).triu(1)
     is_as_written(program, q, k, v, padding, causal)
-
-
-def test_rows_of_biases_are_looked_at_where_gradients_are_made() -> None:
-    graphs = Graphs()
-
-    def program(q: Any, k: Any, v: Any, bias: Any) -> Any:
-        return ((q @ k.mT) / 2 + bias).softmax(-1) @ v
-
-    for gradients in (False, True):
-        operands = random_operands(*[(2, 3, 6, 4)] * 3, gradients=gradients)
-        einops_fast.compile(program, then=graphs)(*operands, torch.zeros(6, 6))
-    assert [call.kwargs["drowned"] for call in graphs.calls("call_attention")] == [False, True]
-
-
-def test_a_learnt_bias_lies_in_memory_as_it_did_and_has_its_own_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gradients of a table of distances are added up along its own rows: in another order, one after the other."""
-    lay: list[Any] = []
-    real = calls.read_call
-
-    def reading(*given: Any) -> Any:
-        lay.append(given[-1]["bias"][1].stride())
-        return real(*given)
-
-    monkeypatch.setattr(calls, "read_call", reading)
-    distances = torch.arange(6)[:, None] - torch.arange(6)[None, :]
-
-    def program(q: Any, k: Any, v: Any, table: Any, padding: Any) -> Any:
-        bias = torch.nn.functional.embedding(distances.clamp(min=0), table).permute(2, 0, 1)
-        return ((q @ k.mT) / 2 + bias + padding).softmax(-1) @ v
-
-    q, k, v, table = random_operands(*[(2, 3, 6, 4)] * 3, (6, 3))
-    padding = torch.zeros(6, 6)
-    padding[2] = -1e9
-    found, expected = (each(q, k, v, table, padding) for each in (einops_fast.compile(program), program))
-    torch.testing.assert_close(found, expected)
-    assert {strides[0] for strides in lay} == {1}
-    for own, wanted in zip(
-        *[torch.autograd.grad(each.sin().sum(), (v, table)) for each in (found, expected)], strict=True
-    ):
-        torch.testing.assert_close(own, wanted)

@@ -94,15 +94,6 @@ def test_an_operator_of_a_library_that_only_reads_is_no_write(called: Any) -> No
     assert len(run(program).fused) == 1
 
 
-def test_what_is_written_elsewhere_is_not_what_it_is_made_of() -> None:
-    def program(q: Any, k: Any, v: Any) -> Any:
-        made = torch.empty_like(q)
-        torch.add(q, k, out=made)
-        return (q @ k.mT).softmax(-1) @ v + made.sum()
-
-    assert len(run(program).fused) == 1
-
-
 def test_a_tensor_that_becomes_another_view_is_left_alone() -> None:
     def program(q: Any, k: Any, v: Any) -> Any:
         q = torch.tanh(q)
@@ -140,18 +131,6 @@ def test_gradients_that_are_switched_off_before(way: str, at: int) -> None:
     assert [each.reason for each in log.missed] == ["unsupported option"] * (not read)
 
 
-def test_settings_of_others_change_nothing() -> None:
-    def program(q: Any, k: Any, v: Any) -> Any:
-        with torch.no_grad():
-            shift = torch.arange(5.0)
-        scores = q @ k.mT / 2
-        with torch.no_grad():
-            shift = shift * 2
-        return scores.softmax(-1) @ v + shift[:4]
-
-    assert len(check(program, tensors()).fused) == 1
-
-
 RESULTS_WRITTEN: dict[str, Callable[[Any], Any]] = {
     "add_": lambda o: o.add_(1),
     "item": lambda o: o[..., 0].zero_(),
@@ -186,10 +165,6 @@ def test_fewer_queries_than_heads(heads: int, shared: int, dynamic: bool, monkey
     check(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), [q, *wide], dynamic=dynamic)
 
 
-def test_dropout_by_torch_s_own_name() -> None:
-    check(lambda q, k, v: torch.dropout((q @ k.mT).softmax(-1), p=0.5, train=False) @ v, tensors())
-
-
 def test_scores_that_are_no_numbers() -> None:
     def program(q: Any, k: Any, v: Any) -> Any:
         return (q @ k.mT).masked_fill(torch.eye(5, dtype=torch.bool), math.nan).softmax(-1) @ v
@@ -197,15 +172,6 @@ def test_scores_that_are_no_numbers() -> None:
     with fusions() as log:
         assert compile(program, then="eager")(*tensors()).isnan().all()
     assert [each.reason for each in log.missed] == ["unsupported option"]
-
-
-def test_heads_are_repeated_a_number_of_times_that_changes() -> None:
-    def program(q: Any, k: Any, v: Any) -> Any:
-        count = q.shape[1] // k.shape[1]
-        return (q @ k.repeat(1, count, 1, 1).mT).softmax(-1) @ v.repeat(1, count, 1, 1)
-
-    log = check(program, [torch.randn(2, heads, 5, 4) for heads in (6, 2, 2)], dynamic=True)
-    assert "unknown" not in [each.reason for each in log.missed]
 
 
 def test_a_loss_inside_of_a_functional_transform(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -140,13 +140,6 @@ def test_a_model_is_compiled_as_one_graph(mask: Any) -> None:
     close(compiled(**options).logits[seen], expected(**options).logits[seen])
 
 
-def test_a_model_changes_its_attention() -> None:
-    model = build("Bert", "sdpa")
-    expected = model(tokens()).logits
-    model.set_attn_implementation("einops_fast")
-    close(model(tokens()).logits, expected)
-
-
 def test_a_causal_mask_is_not_made() -> None:
     nn.register_attention()
     from transformers.masking_utils import create_causal_mask
@@ -154,16 +147,6 @@ def test_a_causal_mask_is_not_made() -> None:
     config, inputs = build("Llama", "einops_fast").config, torch.zeros(3, 9, 16)
     assert create_causal_mask(config, inputs, torch.ones(3, 9), past_key_values=None) is None
     assert create_causal_mask(config, inputs, padding(), past_key_values=None).shape == (3, 1, 9, 9)
-
-
-def test_a_mask_of_fewer_axes_is_for_all_heads() -> None:
-    expected, found = both("Llama")
-    x, mask = torch.randn(3, 9, 16), torch.ones(9, 9, dtype=torch.bool).tril()
-    angles = torch.ones(3, 9, 4), torch.zeros(3, 9, 4)
-    wide = torch.zeros(1, 1, 9, 9).masked_fill(~mask, float("-inf"))
-    ours, _ = found.model.layers[0].self_attn(x, position_embeddings=angles, attention_mask=mask)
-    native, _ = expected.model.layers[0].self_attn(x, position_embeddings=angles, attention_mask=wide)
-    close(ours, native)
 
 
 def test_weights_are_refused() -> None:

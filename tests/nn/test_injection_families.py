@@ -2,7 +2,6 @@
 
 import copy
 import inspect
-import pickle
 from importlib import import_module
 from operator import attrgetter
 from typing import Any
@@ -132,34 +131,12 @@ def test_weights_and_hooks_see_what_they_saw(family: str) -> None:
 
 
 @EVERY
-def test_copies_and_restore(family: str) -> None:
-    expected, found = both(family)
-    options = {"input_ids": tokens(), "labels": tokens()}
-    logits = expected(**options).logits
-    for made in (copy.deepcopy(found), pickle.loads(pickle.dumps(found))):
-        torch.testing.assert_close(made(**options).logits, logits, rtol=1e-5, atol=1e-5)
-    assert nn.restore(found) >= LAYERS[family]
-    assert [*map(type, found.modules())] == [*map(type, expected.modules())]
-    assert found(**options).logits.equal(logits)
-
-
-@EVERY
 def test_one_graph(family: str) -> None:
     expected, found = both(family)
     options = {"input_ids": tokens(), "labels": tokens(), "use_cache": False}
     with torch.no_grad():
         made = torch.compile(found, backend="eager", fullgraph=True)(**options)
         torch.testing.assert_close(made.logits, expected(**options).logits, rtol=1e-5, atol=1e-5)
-
-
-@EVERY
-def test_low_precision(family: str) -> None:
-    expected, found = both(family)
-    options = {"input_ids": tokens(), "labels": tokens(), "attention_mask": padding(False)}
-    with torch.no_grad():
-        exact = expected(**options).logits
-        errors = [(model.bfloat16()(**options).logits - exact).abs().max() for model in (expected, found)]
-    assert errors[1] <= 2 * errors[0] + 1e-2
 
 
 @EVERY

@@ -56,16 +56,6 @@ def test_packed_is_not_copied() -> None:
     assert [array.storage_offset() for array in seen] == [0, 12, 18]
 
 
-def test_packed_takes_what_attention_takes() -> None:
-    x, weight = randn(3, 2, 6, 8), randn(24, 8, seed=1)
-    found, logs = ops.qkv_self_attention(x, 2, weight, window=(1, 0), softcap=3.0, return_lse=True)
-    assert found.shape == (3, 2, 6, 8)
-    assert logs.shape == (3, 2, 6, 2)
-    assert not ops.qkv_self_attention(x, 2, weight, dropout_p=1.0).any()
-    dropped = ops.qkv_self_attention(x, 2, weight, dropout_p=0.5)
-    assert not torch.equal(dropped, ops.qkv_self_attention(x, 2, weight, dropout_p=0.5, training=False))
-
-
 @pytest.mark.parametrize(
     ("error", "message", "arguments", "options"),
     [
@@ -131,15 +121,6 @@ def test_modules_refuse_what_they_would_ignore() -> None:
             wrong(9, 2)
     with pytest.raises(ShapeError, match="isn't a multiple"):
         nn.CausalSelfAttention(2, 9)
-
-
-def test_a_batch_of_gradients() -> None:
-    x, weight = torch.randn(2, 5, 8, requires_grad=True), torch.randn(24, 8, requires_grad=True)
-    found = ops.qkv_self_attention(x, 2, weight)
-    seeds = torch.randn(3, *found.shape)
-    one_by_one = [torch.autograd.grad(found, (x, weight), seed, retain_graph=True) for seed in seeds]
-    batch = torch.autograd.grad(found, (x, weight), seeds, is_grads_batched=True)
-    torch.testing.assert_close(batch, tuple(map(torch.stack, zip(*one_by_one, strict=True))), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("module", ["BertSelfAttention", "GPTAttention"])

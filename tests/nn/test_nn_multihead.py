@@ -31,26 +31,6 @@ def made(name: str) -> tuple[Any, Any]:
     return module, torch.randn(*((2, 3, 6, 32) if name == "words" else (2, 6, 32)))
 
 
-@pytest.mark.parametrize(
-    ("pattern", "shape"),
-    [
-        ("query, key -> query", (6, 32)),
-        ("query,key->query", (6, 32)),
-        ("src, tgt -> src", (6, 32)),
-        ("i, j -> i", (6, 32)),
-        ("bi, bj -> bi", (2, 6, 32)),
-        ("b query, b key -> b query", (2, 6, 32)),
-    ],
-)
-def test_letters_and_words(pattern: str, shape: tuple[int, ...]) -> None:
-    torch.manual_seed(0)
-    module = MultiHeadAttention(pattern, 32, 4)
-    torch.manual_seed(0)
-    usual = MultiHeadAttention("b i, b j -> b i", 32, 4)
-    x = torch.randn(shape)
-    torch.testing.assert_close(module(x), usual(x.reshape(-1, 6, 32)).reshape(shape))
-
-
 @pytest.mark.parametrize("pattern", ["i, i -> i", "b i, b j -> b j", "query, query -> query", "b i", "i j, k l -> i"])
 def test_patterns_without_queries_or_keys(pattern: str) -> None:
     with pytest.raises(SubscriptsError):
@@ -123,13 +103,6 @@ def test_options_are_checked_when_a_module_is_made() -> None:
             CausalSelfAttention(4, 32, **options)
 
 
-def test_all_weights_may_be_dropped() -> None:
-    x = torch.randn(2, 6, 32)
-    module = MultiHeadAttention("b i, b j -> b i", 32, 4, dropout=1.0)
-    torch.testing.assert_close(module(x), module.out_proj.bias.expand(2, 6, 32))
-    assert not CausalSelfAttention(4, 32, dropout=1.0)(x).any()
-
-
 def test_logarithms_come_with_the_result() -> None:
     torch.manual_seed(0)
     module, x = MultiHeadAttention("b i, b j -> b i", 32, 4, return_lse=True), torch.randn(2, 6, 32)
@@ -159,17 +132,6 @@ def test_exports(name: str) -> None:
     torch.export.save(torch.export.export(module, (x,)), file)
     file.seek(0)
     torch.testing.assert_close(torch.export.load(file).module()(x), module(x))
-
-
-@pytest.mark.parametrize("name", MODULES)
-def test_autocast(name: str) -> None:
-    module, x = made(name)
-    with torch.autocast("cpu", torch.bfloat16):
-        found = module(x)
-    assert found.dtype == torch.bfloat16
-    torch.testing.assert_close(found.float(), module(x), rtol=5e-2, atol=5e-2)
-    found.float().square().sum().backward()
-    assert all(each.grad.dtype == torch.float32 for each in module.parameters())
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

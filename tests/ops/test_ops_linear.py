@@ -17,16 +17,12 @@ from einops_fast.backends.torch.ops import linear as torch_linear
 from einops_fast.backends.torch.ops.activation import activation_by_torch
 from einops_fast.backends.triton.contraction import candidates
 from einops_fast.backends.triton.contraction import choice as choice_module
-from einops_fast.backends.triton.contraction.boxes import tilings as box_tilings
 from einops_fast.backends.triton.contraction.candidates import kernel_candidates
 from einops_fast.backends.triton.contraction.choice import StepProblem
-from einops_fast.backends.triton.contraction.pointers.tilings import tilings
-from einops_fast.backends.triton.contraction.problems import problem
 from einops_fast.backends.triton.contraction.ways import BoxCandidate, Candidate
 from einops_fast.backends.triton.launching.launch import copies_boxes
 from einops_fast.ops.checks import ACTIVATIONS
 from einops_fast.planning.epilogue import Epilogue
-from einops_fast.planning.layout import contiguous_strides
 from einops_fast.planning.steps import Fused
 
 
@@ -94,47 +90,6 @@ def test_layouts(layout: str, rows: int, columns: int) -> None:
     check_ways([found[0], found[len(found) // 2]], tensors, "silu", True)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_nan_and_infinity_through_an_epilogue(activation: str, dtype: str) -> None:
-    x = torch.ones(9, 20, device=DEVICE)
-    x[:, 0] = torch.tensor([torch.nan, torch.inf, -torch.inf, 0.0, -0.0, 2.0, -2.0, 6e4, -6e4])
-    weight, bias = torch.zeros(17, 20, device=DEVICE), torch.zeros(17, device=DEVICE)
-    weight[:, 0] = 1
-    tensors = [each.to(getattr(torch, dtype)) for each in (x, weight, bias)]
-    way = kernel_candidates(finished_step(tensors, activation, True), dtype, ON)[0]
-    found, before = finished(way, tensors, True)
-    expected = torch.nn.functional.linear(*[each.double() for each in tensors])
-    torch.testing.assert_close(before, expected.to(before.dtype), equal_nan=True)
-    expected = activation_by_torch(expected, None, activation)
-    if activation == "gelu":
-        expected[1] = torch.inf  # on some CPUs it is NaN
-    torch.testing.assert_close(found, expected.to(found.dtype), equal_nan=True)
-
-
-def test_no_part_of_a_sum_is_activated() -> None:
-    tensors = [randn(20, 2000, dtype="float16"), randn(24, 2000, dtype="float16")]
-    step = finished_step(tensors, "relu")
-    of = problem(step, contiguous_strides(step.shape))
-    assert all(tiling.split == 1 for _, tiling in tilings(of, "float16", ON))
-    plain = problem(step.replace(epilogue=None), contiguous_strides(step.shape))
-    assert any(tiling.split > 1 for _, tiling in tilings(plain, "float16", ON))
-
-
-def test_boxes_have_epilogues() -> None:
-    tensors = [torch.empty(size, dtype=torch.float16) for size in ((512, 64), (1024, 64), (1024,))]
-    for activation, keeps, meanwhile in (("relu", False, False), ("gelu", False, True), ("none", True, True)):
-        step = finished_step(tensors, activation, keeps)
-        of = problem(step, contiguous_strides(step.shape))
-        found = box_tilings.tilings(of, "float16", ON)
-        assert found
-        for _, tiling in found:
-            assert tiling.epilogue == step.epilogue
-            assert tiling.bias == (0, 1)
-            assert tiling.meanwhile == (meanwhile and tiling.pieces == 1)
-            assert [dim.box for dim in tiling.out_rest.dims] == [64, tiling.rest or tiling.width]
-
-
 @pytest.mark.parametrize(
     ("activation", "keeps", "sizes", "biased"),
     [
@@ -195,25 +150,6 @@ def test_some_gradients(by_kernels: list[str], wanting: int) -> None:
     tensors = [laid_out(randn(3, 8, 10), "reversed"), laid_out(randn(17, 10, seed=1), "sliced"), randn(17, seed=2)]
     tensors[wanting] = leaf(tensors[wanting])
     check(partial(ops.linear, activation="gelu"), by_torch("gelu"), tensors)
-
-
-def test_what_is_kept() -> None:
-    """Where a gradient is wanted, and neither the result says what it is nor is it the same everywhere."""
-    kept: list[bool] = []
-
-    def compute(x: Any, weight: Any, bias: Any, activation: str, keeps: bool) -> Any:
-        kept.append(keeps)
-        return torch_linear._shapes(x, weight, bias, activation, keeps)
-
-    x, weight = randn(4, 5), leaf(randn(6, 5))
-    with kernels(False), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch_linear.linear_by_kernel, "recorded", None)
-        patch.setattr(torch_linear.linear_by_kernel, "compute", compute)
-        for activation in ("none", "relu", "leaky_relu", "gelu", "squared_relu"):
-            ops.linear(x, weight, activation=activation)
-        with torch.no_grad():
-            ops.linear(x, weight, activation="gelu")
-    assert kept == [False, False, False, True, True, False]
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)

@@ -3,7 +3,6 @@
 from functools import partial
 from math import prod
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -24,7 +23,6 @@ from ops_problems import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from einops_fast import ops
-from einops_fast.backends.torch.ops import logit_chunks as torch_logit_chunks
 
 WEIGHT = randn(21, seed=1).abs()
 
@@ -60,42 +58,6 @@ def test_gradients(option: str, reduction: str, by_kernels: bool, chunk: int | N
     options = {**OPTIONS[option], "reduction": reduction}
     target = target.masked_fill(target == -100, options.get("ignore_index", -100))
     check(found_by(target, chunk=chunk, **options), partial(expected, target=target, **options), tensors, by_kernels)
-
-
-@pytest.mark.parametrize("by_kernels", [True, False])
-@pytest.mark.parametrize(
-    ("wanted", "reduction", "expected"),
-    [
-        ("x matrix", "mean", "logits x matrix"),
-        ("x", "mean", "logits x"),
-        ("matrix", "mean", "logits matrix"),
-        ("", "mean", "logits"),
-        ("x matrix", "none", "logits logits x matrix"),
-    ],
-)
-def test_how_often_logits_are_made(wanted: str, reduction: str, expected: str, by_kernels: bool) -> None:
-    """Once; and only the products that are needed follow. Twice where what comes backward isn't one number."""
-    (x, matrix, _), target = problem(10)
-    tensors = [each if name in wanted.split() else each.detach() for name, each in (("x", x), ("matrix", matrix))]
-    made: list[Any] = []
-    multiply = torch_logit_chunks.multiply
-
-    def counted(a: Any, b: Any, out: Any, plus: Any = None) -> None:
-        made.append(tuple(out.shape))
-        multiply(a, b, out, plus)
-
-    with where(by_kernels), mock.patch.object(torch_logit_chunks, "multiply", counted):
-        loss = ops.linear_cross_entropy(*tensors, target, reduction=reduction, chunk=10)
-        if wanted:
-            loss.sum().backward()
-    # On a GPU the last class is multiplied on its own.
-    classes = (1, 20) if by_kernels or DEVICE == "cuda" else (21,)
-    products = {
-        "logits": [(10, each) for each in classes],
-        "x": [(10, 6) for _ in classes],
-        "matrix": [(each, 6) for each in classes],
-    }
-    assert made == [shape for name in expected.split() for shape in products[name]]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -216,18 +178,6 @@ def test_backward_twice(factor: float, by_kernels: bool) -> None:
             torch.autograd.grad(loss, tensors)
 
 
-def test_what_is_kept_becomes_the_gradient() -> None:
-    """Without a copy, whatever the loss is multiplied by."""
-    (x, matrix, _), target = problem(9)
-    for factor in (1.0, 3.0):
-        with kernels():
-            loss = ops.linear_cross_entropy(x, matrix, target)
-            kept = loss.grad_fn.saved_tensors[-2].data_ptr()
-            matrix.grad = None
-            (loss * factor).backward()
-        assert matrix.grad.data_ptr() == kept
-
-
 @pytest.mark.parametrize("strict", [True, False])
 def test_exports_for_any_sizes(strict: bool) -> None:
     class Loss(torch.nn.Module):
@@ -276,23 +226,3 @@ def test_rows_that_do_not_count_and_no_rows() -> None:
     if DEVICE == "cpu":
         with pytest.raises(IndexError):
             found_by(ignored.fill_(21))(x, matrix)
-
-
-def test_chunks() -> None:
-    """Few enough logits at a time, in even chunks, and more of them where the weight is larger."""
-
-    def rows(count: int, features: int, classes: int, **options: bool) -> int:
-        x, matrix = (
-            torch.empty(*each, dtype=torch.bfloat16, device="meta") for each in ((count, features), (classes, features))
-        )
-        return torch_logit_chunks.chunk_rows(x, matrix, **options)
-
-    with kernels(queued=False):
-        assert rows(8192, 2048, 50_257, gradients=False) == 1280
-        assert rows(8192, 2048, 50_257, gradients=True) == 2816
-        assert rows(8192, 4096, 32_000, gradients=True) == 4096
-        assert rows(16_384, 4096, 128_256, gradients=True) == 4096
-        assert rows(32_768, 1024, 50_257, gradients=True) == 3072
-        assert rows(100, 8, 1000, gradients=True) == 256
-        assert rows(100, 8, 1 << 27, gradients=False) == 1
-    assert rows(8192, 2048, 50_257, gradients=True) == 2048

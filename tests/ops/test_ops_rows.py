@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -11,8 +10,7 @@ import torch
 from ops_cases import ALONG, CASES, ROWS, first_result, tensors_of
 from ops_problems import DEVICE, LAYOUTS, assert_near, check, gradients, kernels, leaf, native_norm, randn, where
 
-from einops_fast import EinsumError, attention, autotune, fast_einsum, ops, scaled_dot_product_attention
-from einops_fast.backends.triton.rows.contest import Contest
+from einops_fast import attention, autotune, fast_einsum, ops, scaled_dot_product_attention
 from einops_fast.runtime.plan_cache import clear_plans
 from einops_fast.runtime.tuning import ANY_SIZE
 
@@ -85,33 +83,6 @@ def test_any_size(name: str, shape: tuple[int, ...], layout: str) -> None:
     clear_plans()
     with autotune(ANY_SIZE):
         check(case.ours, case.native, tensors, factor=8.0, of_gradients=8.0)
-
-
-@pytest.mark.parametrize("mode", ["never", ANY_SIZE])
-def test_backward_has_the_mode_of_forward(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also out of the block, and in a thread of autograd's, which doesn't know of it."""
-    modes = []
-    call = Contest.__call__
-
-    def told(self: Contest, *arrays: Any) -> None:
-        modes.append(self.site.mode)
-        assert mode != ANY_SIZE or len(self.ways) == 1
-        call(self, *arrays)
-
-    monkeypatch.setattr(Contest, "__call__", told)
-    clear_plans()
-    with kernels():
-        with autotune(mode):
-            result = ops.softmax(leaf(randn(4, 21)))
-        thread = Thread(target=result.sum().backward)
-        thread.start()
-        thread.join()
-    assert modes == [mode, mode]
-
-
-def test_nobody_else_sets_the_mode() -> None:
-    with pytest.raises(EinsumError, match="the mode of autotune is one of"):
-        autotune("any" + " size")
 
 
 TARGET = torch.arange(4, device=DEVICE)
@@ -188,20 +159,6 @@ def test_autocast(name: str, dtype: str, by_kernels: bool) -> None:
     exact = gradients(case.native, [leaf(each.double()) for each in tensors], rounded=dtype)
     for got, wanted, theirs in zip(found, exact, native, strict=True):
         assert_near(got, wanted, theirs.to(got.dtype), 4.0)
-
-
-@pytest.mark.parametrize("by_kernels", [True, False])
-def test_bias_of_another_dtype(by_kernels: bool) -> None:
-    """Of a layer with a loss, as of the layer alone."""
-    x, matrix, bias = randn(4, 9).float(), randn(5, 9, seed=1).float(), leaf(randn(5, seed=2))
-    with where(by_kernels):
-        loss = ops.linear_cross_entropy(x, matrix, TARGET, bias)
-        (gradient,) = torch.autograd.grad(loss, bias)
-    assert (loss.dtype, gradient.dtype) == (WIDE, torch.float64)
-    expected = ops.linear_cross_entropy(x.double(), matrix.double(), TARGET, bias)
-    assert_near(loss, expected)
-    torch.testing.assert_close(gradient, torch.autograd.grad(expected, bias)[0], rtol=1e-5, atol=1e-6)
-    assert ops.softmax(x, dtype=float).dtype == torch.float64  # as torch and NumPy understand it
 
 
 @pytest.mark.parametrize("by_kernels", [True, False])

@@ -19,7 +19,6 @@ from ops_problems import (
     tiled,
     where,
 )
-from optional_mxnet import mxnet_or_skip
 
 from einops_fast import OperandError, ops
 from einops_fast.backends.triton.rows.rows import RowTiling
@@ -208,24 +207,6 @@ def test_nan_beside_what_is_hidden(by_kernels: bool) -> None:
         assert ops.softmax(x, mask=mask).isnan().all()
         assert ops.log_softmax(x, mask=mask).isnan().all()
     assert np.isnan(ops.log_softmax(x.cpu().numpy(), mask=mask.cpu().numpy())).all()
-
-
-def test_nan_beside_what_is_hidden_in_mxnet() -> None:
-    """As in the others: what isn't seen doesn't matter, and has no gradient."""
-    mx = mxnet_or_skip()
-    x = mx.np.array([[float("nan"), 1.0, 2.0], [float("inf"), 1.0, 2.0]])
-    mask, weights = np.array([False, True, True]), np.array([1.0, 2.0, 3.0])
-    x.attach_grad()
-    with mx.autograd.record():
-        found = ops.softmax(x, mask=mx.np.array(mask, dtype="bool"))
-        total = (found * mx.np.array(weights)).sum()
-    total.backward()
-    exact = torch.tensor([[0.0, 1.0, 2.0]] * 2, dtype=torch.float64, requires_grad=True)
-    expected = ops.softmax(exact, mask=torch.from_numpy(mask))
-    (expected * torch.from_numpy(weights)).sum().backward()
-    np.testing.assert_allclose(found.asnumpy(), expected.detach().numpy(), atol=1e-6)
-    np.testing.assert_allclose(x.grad.asnumpy(), exact.grad.numpy(), atol=1e-6)
-    assert ops.softmax(mx.np.array(1.0)).item() == 1.0
 
 
 @pytest.mark.parametrize("compiled", [False, True])

@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from attention_problems import whole_calls
 from ops_cases import CASES, ROWS, Case, first_result, tensors_of
 from ops_problems import DEVICE, assert_near, kernels, leaf, randn, where
 from torch.nn.functional import embedding
 from torch.utils.checkpoint import checkpoint
 
-from einops_fast import attention, fast_einsum, ops
+from einops_fast import ops
 from einops_fast.errors import EinsumError, OperandError
 from einops_fast.ops import dispatch
 from einops_fast.runtime.plan_cache import clear_plans
@@ -244,28 +243,3 @@ def test_operators(name: str, by_kernels: bool) -> None:
         assert (first is None) == (again is None)
         if first is not None:
             assert_near(again, first)
-
-
-@pytest.mark.parametrize("by_kernels", [True, False])
-def test_attention(by_kernels: bool) -> None:
-    pattern = "b h i d, b h j d, b h j e -> b h i e"
-    x = leaf(randn(1, 2, 5, 4))
-    with whole_calls() if by_kernels else nullcontext():
-        plain, kept = (
-            torch.autograd.grad(attention(pattern, x, x * 2, x.sin()).square().sum(), x, create_graph=again)[0]
-            for again in (False, True)
-        )
-    assert_near(kept, plain)
-
-
-def test_einsum() -> None:
-    x, matrix = leaf(randn(5, 6)), leaf(randn(6, 6, seed=1))
-    plain, kept = (
-        torch.autograd.grad(
-            fast_einsum("ij,jk->ik", fast_einsum("ij,jk->ik", x, matrix), matrix).square().sum(),
-            [x, matrix],
-            create_graph=again,
-        )
-        for again in (False, True)
-    )
-    assert_near(kept, plain)

@@ -11,11 +11,11 @@ from gpu_plans import TARGET, plan
 
 from einops_fast import fast_einsum
 from einops_fast.explanation import explanation_of
-from einops_fast.planning.chains import chain_of, chain_order
+from einops_fast.planning.chains import chain_of
 from einops_fast.planning.layout import contiguous_strides
 from einops_fast.planning.notation import parse
 from einops_fast.planning.plan import make_plan
-from einops_fast.planning.steps import Cast, Diagonal, Fused, Gemm, Step
+from einops_fast.planning.steps import Fused, Gemm
 from einops_fast.planning.target import Numerics, Operand
 
 CHAIN = "ai,ij,jk,kb->ab"
@@ -23,26 +23,6 @@ CHAIN = "ai,ij,jk,kb->ab"
 
 def reads(steps: Sequence[Any]) -> list[tuple[int, ...]]:
     return [step.reads for step in steps]
-
-
-@pytest.mark.parametrize(
-    ("equation", "why"),
-    [
-        ("ai,ib->ab", "two operands"),
-        ("ij,jk,ki->", "a ring"),
-        ("ai,ij,j->a", "no columns"),
-        ("ai,ij,ib->ajb", "a label in three operands"),
-        ("ai,bi,ci->abc", "a star"),
-        ("ai,ij,ij,jb->ab", "labels in three operands"),
-        ("ai,ib,cj,jd->abcd", "two chains"),
-        ("ai,ij,jk,b->abk", "a factor of its own"),
-        ("aii,ij,jb->ab", "a diagonal"),
-        ("ai,ij,jk,kl,lm,mb->ab", "more matrices than a kernel takes"),
-    ],
-)
-def test_what_is_no_chain(equation: str, why: str) -> None:
-    inputs, _, output = equation.partition("->")
-    assert chain_order(inputs.split(","), output) is None, why
 
 
 def test_a_small_chain_is_one_step() -> None:
@@ -62,18 +42,6 @@ def test_a_small_chain_is_one_step() -> None:
     assert report.cost.moved == 2 * (4096 * 64 * 2 + 64 * 64 * 2 + 4096 * 4096)
     assert "in one kernel, product by product, or by gemm and gemm and gemm" in str(told)
     assert told.largest_intermediate == 0
-
-
-def test_the_library_reads_operands_in_the_order_of_the_step() -> None:
-    (step,) = plan("jk,kb,ij,ai->ba", a=4096, b=4096, i=64, j=32, k=16).steps
-    assert isinstance(step, Fused)
-    assert step.reads == (1, 0, 2, 3)
-    terms = ["kb", "jk", "ij", "ai"]
-    for each in step.library:
-        left, right = (set(terms[slot]) for slot in each.reads)
-        assert left & right  # no outer product of matrices that aren't neighbours
-        terms.append(each.labels)
-    assert terms[-1] == "ba"
 
 
 @pytest.mark.parametrize(
@@ -111,83 +79,7 @@ def test_an_order_that_was_asked_for_is_kept() -> None:
     assert reads(plan(CHAIN, optimize=[(0, 1, 2, 3)], **sizes).steps) == [(0, 1, 2, 3)]
 
 
-def test_converted_operands_are_chains_and_repeated_ones_are_not() -> None:
-    operands = [Operand((512, 16), (16, 1), "float32"), Operand((16, 16), (16, 1), "float16")]
-    operands.append(Operand((16, 512), (512, 1), "float16"))
-    steps = make_plan(parse("ai,ij,jb->ab", (2, 2, 2)), operands, TARGET, Numerics("float16", "float16")).steps
-    assert [type(step) for step in steps] == [Cast, Fused]
-    assert sorted(steps[1].reads) == [1, 2, 3]
-    steps = plan("ai,ijj,jb->ab", a=512, b=512, i=16, j=16).steps
-    assert [type(step) for step in steps] == [Diagonal, Fused, Fused]
-
-
 # ---- which operands are multiplied together, and the axes of intermediates
-
-
-def first(equation: str, **sizes: int) -> Step:
-    return plan(equation, **sizes).steps[0]
-
-
-def test_contracted_axes_go_last_where_neighbours_are_written_together() -> None:
-    step = first("bsd,dr,rf->bsf", b=4, s=2048, d=2048, r=16, f=2048)
-    assert (step.reads, step.labels) == ((0, 1), "bsr")
-
-
-def test_contracted_axes_go_first_where_too_few_neighbours_would_be_written_together() -> None:
-    """The last of them, ``i``, has two positions, and ``b`` before it comes from the other operand."""
-    sizes = {"a": 1024, "b": 1024, "c": 1024, "d": 1024, "i": 2}
-    assert first("ab,aic,bid->cd", **sizes).labels == "bic"
-    assert first("ab,aic,bid->cd", **sizes | {"i": 8}).labels == "cbi"
-
-
-@pytest.mark.parametrize("equation", ["ab,ac,ab->abc", "a,b,c->abc", "a,b,c,bc->cab"])
-def test_products_without_a_sum_are_one_step(equation: str) -> None:
-    (step,) = plan(equation, a=64, b=64, c=64).steps
-    assert isinstance(step, Fused)
-    assert len(step.reads) == equation.count(",") + 1
-
-
-@pytest.mark.parametrize(
-    ("equation", "reads"),
-    [
-        ("bi,oij,bj->bo", (2, 1, 0)),  # contiguous along the right operand's fastest axis
-        ("ijk,jr,kr->ir", (2, 0, 1)),  # it has that axis
-        ("ki,k,kj->ij", (2, 0, 1)),  # the larger one
-        ("kj,k,ki->ij", (0, 2, 1)),
-    ],
-)
-def test_left_operand_of_a_product_of_factors(equation: str, reads: tuple[int, ...]) -> None:
-    sizes = {"b": 4096, "o": 128, "i": 128, "j": 256, "k": 256, "r": 32}
-    (step,) = plan(equation, **sizes).steps
-    assert step.reads == reads
-
-
-@pytest.mark.parametrize(
-    ("equation", "sizes", "strides"),
-    [
-        ("ij,jk,kl->il", {"i": 512, "j": 300, "k": 1023, "l": 700}, (1024, 1)),
-        ("ij,jk,kl->il", {"i": 512, "j": 300, "k": 1024, "l": 700}, None),  # aligned as they are
-        ("ij,jk,kl->il", {"i": 512, "j": 300, "k": 3, "l": 700}, None),  # more gaps than elements
-        ("ij,jkm,kml->il", {"i": 512, "j": 300, "k": 31, "m": 33, "l": 700}, (1024, 33, 1)),  # both axes are a row
-    ],
-)
-def test_rows_of_an_intermediate_begin_where_a_thread_loads_at_once(
-    equation: str, sizes: dict[str, int], strides: tuple[int, ...] | None
-) -> None:
-    steps = plan(equation, optimize=[(0, 1), (0, 1)], **sizes).steps
-    before, after = steps
-    assert isinstance(before, Fused)
-    assert isinstance(after, Fused)
-    assert before.strides == strides
-    assert after.strides is None
-    at = after.reads.index(3)
-    read = {loop.label: loop.strides[at] for loop in after.loops if loop.strides[at]}
-    assert read == dict(zip(before.labels, strides or contiguous_strides(before.shape), strict=True))
-
-
-def test_what_an_elementwise_product_or_a_sum_reads_has_no_gaps() -> None:
-    steps = plan("ij,jk,ik->ik", optimize=[(0, 1), (0, 1)], i=512, j=300, k=1023).steps
-    assert [step.strides for step in steps if isinstance(step, Fused)] == [None, None]
 
 
 @pytest.mark.parametrize("name", ["ring", "ladder"])

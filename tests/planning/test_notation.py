@@ -42,12 +42,6 @@ def test_lists_mean_the_letters(case: Case) -> None:
     assert pattern(parsed.equation) == pattern(case.letters)
 
 
-@given(cases(styles=["letters", "symbols"]))
-def test_as_opt_einsum_reads_it(case: Case) -> None:
-    inputs, output, _ = opt_einsum.parser.parse_einsum_input([case.equation, *map(np.zeros, case.shapes)])
-    assert pattern(parse(case.equation, case.ranks).equation) == pattern(f"{inputs}->{output}")
-
-
 @given(cases())
 def test_sizes_make_the_shape_of_the_result(case: Case) -> None:
     parsed = parse(case.equation, case.ranks)
@@ -146,28 +140,6 @@ def test_words(equation: str, ranks: tuple[int, ...], meaning: str) -> None:
     assert parse(equation, ranks).equation == meaning
 
 
-def test_names_are_what_the_caller_wrote() -> None:
-    parsed = parse("... head_dim x, x -> head_dim ...", (4, 1))
-    assert parsed.names == (("a", "...[0]"), ("b", "...[1]"), ("h", "head_dim"), ("x", "x"))
-    assert parsed.spelling("h") == "head_dim"
-    assert parse_interleaved([[3, "key"]], None, (2,)).names == (("a", 3), ("k", "key"))
-
-
-@pytest.mark.parametrize("labels", [60, 300])
-def test_more_labels_than_ascii_letters(labels: int) -> None:
-    symbols = [opt_einsum.get_symbol(i) for i in range(labels)]
-    chain = [symbols[i : i + 2] for i in range(labels - 1)]
-    equation = ",".join(map("".join, chain))
-    ranks = (2,) * len(chain)
-    parsed = parse(equation, ranks)
-    assert pattern(parsed.equation) == pattern(f"{equation}->{symbols[0]}{symbols[-1]}")
-    assert len({letter for letter, _ in parsed.names}) == labels
-    assert all(len(letter) == 1 and letter.isalpha() for letter, _ in parsed.names)
-    assert [label for _, label in parsed.names] == symbols
-    numbers = [[i, i + 1] for i in range(labels - 1)]
-    assert pattern(parse_interleaved(numbers, None, ranks).equation) == pattern(parsed.equation)
-
-
 @pytest.mark.parametrize(
     ("terms", "output", "meaning"),
     [
@@ -234,11 +206,6 @@ def test_wrong_rank(equation: str, ranks: tuple[int, ...], says: str, at: str) -
     assert pointed(error) == at
 
 
-def test_words_can_be_off() -> None:
-    with pytest.raises(ShapeError, match="operand 0 has 2 axes, but its term names 9\n"):
-        parse("batch head", (2,), words=False)
-
-
 @pytest.mark.parametrize(
     ("terms", "output", "ranks", "kind", "says"),
     [
@@ -293,25 +260,6 @@ def test_sizes_that_differ(equation: str, shapes: list[tuple[int, ...]], says: s
         bind_sizes(parsed, shapes)
     assert says in str(error.value)
     assert pointed(error) == at
-
-
-def test_sizes_need_the_rank_that_was_parsed() -> None:
-    with pytest.raises(ShapeError, match="has 1 axis, not 2"):
-        bind_sizes(parse("ij", (2,)), [(2,)])
-
-
-def test_size_error_points_into_lists() -> None:
-    parsed = parse_interleaved([[0, 11], [1, 11]], None, (2, 2))
-    with pytest.raises(ShapeError, match="axis '11' has size 4") as error:
-        bind_sizes(parsed, [(2, 3), (2, 4)])
-    assert pointed(error) == "11"
-
-
-def test_no_caret_where_labels_hide_the_terms() -> None:
-    parsed = parse_interleaved([[(0, 1)], [(0, 1)]], None, (1, 1))
-    with pytest.raises(ShapeError) as error:
-        bind_sizes(parsed, [(2,), (3,)])
-    assert str(error.value).endswith("\n  (0, 1), (0, 1)")
 
 
 def test_long_equations_are_cut_around_the_mistake() -> None:

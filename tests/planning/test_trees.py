@@ -7,10 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from python_process import run_python
 
 from einops_fast import explain, fast_einsum
-from einops_fast.planning.loops import Loop, needs_of, nested
 from einops_fast.planning.path import Network
 from einops_fast.planning.trees import Tree, annealed_trees
 
@@ -50,23 +48,6 @@ def test_a_tree_stays_that_of_its_network(
     assert found.total() == pytest.approx(found.pieces * (priced.flops + 2 * (priced.written + written)))
 
 
-_CUT = """
-from itertools import combinations
-import numpy as np
-from einops_fast import explain
-pairs = dict(zip(combinations(range(9), 2), map(chr, range(256, 999))))
-terms = ["".join(label for pair, label in pairs.items() if at in pair) for at in range(9)]
-print(explain(",".join(terms) + "->", *[np.ones((2,) * 8)] * 9, memory_limit=30000))
-"""
-
-
-def test_all_processes_cut_alike() -> None:
-    """Ranks that cut otherwise would round otherwise."""
-    first, second = (run_python("-c", _CUT, PYTHONHASHSEED=seed).stdout for seed in (1, 2))
-    assert first == second
-    assert "pieces" in first
-
-
 def test_annealing_finds_cheaper_trees() -> None:
     terms, sizes = lattice(5, 6, 4)
     network = Network(terms, "", sizes)
@@ -74,14 +55,6 @@ def test_annealing_finds_cheaper_trees() -> None:
     best = annealed_trees(network, [first.path], False, room, 1e9)[0]
     assert best.total() <= 1.01 * first.flops
     assert best.within(room).total() < 0.5 * Tree(network, first.path, False).within(room).total()
-
-
-def test_late_loops_are_all_around_the_last_step() -> None:
-    needs = needs_of([{"i", "j"}, {"j", "k"}, {"k"}], [((0, 1), "ik"), ((2, 3), "i")], "i", {"j": 1, "k": 1}, late=True)
-    items = nested(3, needs)
-    assert [ended for *_, ended in needs] == [set(), {"j", "k"}]
-    assert isinstance(items[-1], Loop)
-    assert items[-1].slot == 4
 
 
 @pytest.mark.parametrize("part", [2, 6, 20, 60])

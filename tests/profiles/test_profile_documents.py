@@ -8,7 +8,6 @@ from python_process import run_python
 
 from einops_fast.profiles.reporting import documents, results
 from einops_fast.profiles.reporting.records import Ceiling, Row, skipped
-from einops_fast.profiles.reporting.report import markdown_table
 from einops_fast.profiles.reporting.results import RESULTS, ROOT, Result, read_result, reports_folder
 from einops_fast.profiles.reporting.sections_reference import PAGES, REFERENCE, names_of, public_names
 
@@ -135,10 +134,6 @@ def test_a_result_is_read_as_it_was_written(tmp_path):
     # What wasn't measured isn't in the file.
     plain = {"framework": "numpy", "case": "a", "what": "b", "seconds": 1.0}
     assert json.loads(path.read_text("utf-8"))["rows"][1] == plain
-
-
-def test_a_cell_stays_in_its_column_and_line():
-    assert markdown_table(("a",), [("x|y\nz",)]).splitlines()[-1] == "| x\\|y z |"
 
 
 def test_reports_replace_no_kept_results_nor_parts_of_an_installed_package(tmp_path, monkeypatch):

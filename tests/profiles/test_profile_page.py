@@ -41,13 +41,6 @@ ROWS = (
     skipped("torch", "cutensor", "isn't installed"),
 )
 
-# Enough for curves and planes.
-MORE = (
-    *ROWS,
-    *(row(f"scores@{size}", OURS, 4e-3) for size in (256, 512)),
-    row("wide", OURS, 1e-3),
-    row("tall", OURS, 1e-3),
-)
 
 RESULT = Result(
     "contraction",
@@ -90,38 +83,6 @@ def test_lines_are_sorted_and_none_is_missing():
     ways = panel["layer"][0]["encoding"]["color"]["scale"]["domain"]
     assert ways == ["fast_einsum (ours)", "patched (ours)", "native"]
     assert not any(is_own(peer) for study in STUDIES.values() for peer in study.peers)
-
-
-def test_only_curves_are_joined_and_the_roof_is_that_of_the_device():
-    found = {chart.name: chart.spec for chart in general_charts(MORE, RESULT.ceilings[0], "torch")}
-    others, scores = found["throughput"]["concat"]
-    assert [panel["layer"][0]["mark"] == "line" for panel in (others, scores)] == [False, True]
-    [panel] = found["roofline"]["concat"]
-    roof, label = (layer["data"]["values"] for layer in panel["layer"][-2:])
-    assert [(corner["x"], corner["value"]) for corner in roof] == [(50, 50), (100, 50)]
-    assert label[0]["told"] == "1000 GB/s, 50 TFLOP/s"
-
-
-@pytest.mark.parametrize(
-    ("study", "cases", "names"),
-    [
-        ("contraction", ("near", *(f"a@{size}" for size in range(1, 5))), {"", "-native", "-throughput", "-roofline"}),
-        ("contraction", ("near", "a@64"), {"", "-native"}),
-        ("attention", ("row-a", "decode-b"), {"-row", "-decode"}),
-        (
-            "ops",
-            (*(f"softmax@{size}" for size in range(1, 5)), "bert-large-layer"),
-            {"-columns-forward", "-columns-backward", "-ratios"},
-        ),
-    ],
-)
-def test_each_study_has_its_charts(study, cases, names):
-    ours = STUDIES[study].ours
-    rows = [row(case, what, 1e-3, backward=backward)
-            for case in cases for what in (ours, "native") for backward in (False, True)]  # fmt: skip
-    found = STUDIES[study].charts([*rows, row(cases[0], ours, None, failure="x")], RESULT.ceilings)
-    assert {chart.name for chart in found} == {f"float32{name}" for name in names}
-    assert STUDIES["contraction"].charts([Row("torch", "tiny", "call", "float32", seconds=1e-6)], ()) == []
 
 
 @drawing

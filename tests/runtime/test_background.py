@@ -75,15 +75,3 @@ def _zombie(pid: int) -> bool:
             return file.read().rpartition(")")[2].split()[0] == "Z"
     except OSError:
         return True
-
-
-def test_a_program_that_does_nothing_else_takes_all_processors(monkeypatch: pytest.MonkeyPatch) -> None:
-    server = background._server
-    monkeypatch.setattr(background, "_server", server)
-    monkeypatch.setattr(background, "processors", lambda: 3)
-    background.take_all_processors()
-    assert [each.result(60) for each in [background.submit(operator.mul, at, 2) for at in range(5)]] == [0, 2, 4, 6, 8]
-    process = background._server._process
-    assert process is not None
-    assert "serve(3," in " ".join(map(str, process.args))
-    background._server.stop()

@@ -1,6 +1,5 @@
 """What float32 products may be made of: the framework's setting, a block, an argument."""
 
-import sys
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ from einops_fast import EinsumError, allow_precision, autotune, fast_einsum
 from einops_fast.backends.torch.backend import TorchBackend
 from einops_fast.backends.triton.contraction.choice import StepProblem
 from einops_fast.runtime.plan_cache import clear_plans
-from einops_fast.runtime.precision import PRECISIONS, allowed, settled
+from einops_fast.runtime.precision import PRECISIONS, settled
 
 
 @pytest.mark.parametrize("precision", ["ieee", "TF32", "", None])
@@ -21,15 +20,6 @@ def test_no_such_precision(precision: Any) -> None:
     if precision is not None:
         with pytest.raises(EinsumError, match=message):
             fast_einsum("i->", torch.ones(3), precision=precision)
-
-
-def test_an_argument_holds_beside_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    einsum = sys.modules["einops_fast.einsum"]
-
-    seen: list[str | None] = []
-    monkeypatch.setattr(einsum, "_call", lambda *_: seen.append(allowed()))
-    fast_einsum("i->", torch.ones(3), autotune="always", precision="tf32")
-    assert seen == ["tf32"]
 
 
 def test_a_framework_that_is_set_to_tf32_keeps_to_that() -> None:

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 import threading
-import weakref
-from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import suppress
-from math import inf
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,13 +29,6 @@ def test_no_call_waits_and_the_fastest_is_kept() -> None:
     assert entry.record["candidates"] == {"library": 3e-5, "one": 2e-5, "two": 1e-5}
 
 
-def test_ways_that_are_far_behind_are_tried_less() -> None:
-    problem = Fake({"library": 1e-3, "one": 1e-5, "two": 1.1e-5}).begin()
-    problem.calls(4)  # one of them finds what is compiled
-    ran = problem.calls(60)
-    assert ran.count("library") < ran.count("two") < ran.count("one")
-
-
 def test_kernels_are_compiled_when_calls_have_paid_for_them() -> None:
     """Those of all problems that differ in sizes only."""
     problem = Fake({"library": 2e-5, "one": 1e-5}, saves=tiers.PRICE / 39, kind="alone")
@@ -54,29 +42,6 @@ def test_kernels_are_compiled_when_calls_have_paid_for_them() -> None:
         problem.calls(4)
     assert sum(bool(each.ordered) for each in problems) == 2
     assert not any(each.ordered for each in others)
-
-
-def test_calls_that_hardly_save_anything_look_seldom_and_pay_all_the_same() -> None:
-    problem, looks = Fake({"library": 2e-5, "one": 1e-5}, saves=tiers.PRICE / 6400), []
-    problem.may_measure = lambda: looks.append(0) is None  # type: ignore[method-assign]
-    problem.calls(6300)
-    assert len(looks) < 6300 / 30
-    assert not problem.ordered
-    problem.calls(100)
-    assert set(problem.ordered) == {"one"}
-    problem.compile_all()
-    assert "one" in problem.calls(8)
-
-
-def test_the_compiler_is_imported_when_all_calls_have_paid_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiers, "_PRICE_OF_COMPILER", 3 * tiers.PRICE)
-    monkeypatch.delitem(sys.modules, "triton", raising=False)
-    problems = [Fake({"library": 2e-5, "one": 1e-5}, saves=tiers.PRICE / 4, kind=kind) for kind in ("one", "other")]
-    for problem in problems:
-        problem.calls(4)
-        assert not problem.ordered
-    problems[0].calls(4)
-    assert problems[0].ordered
 
 
 def test_a_call_that_stands_for_others_counts_for_them() -> None:
@@ -204,18 +169,6 @@ def test_a_step_that_is_interrupted_begins_anew(
     assert problem.kept != "library" or method == "seconds"
 
 
-def test_what_is_settled_is_tried_no_more_and_its_other_ways_are_free_to_go() -> None:
-    problem = Fake({"library": 3e-5, "one": 2e-5, "two": 1e-5}).begin()
-    problem.calls(8)  # some have been tried
-    (run,) = [weakref.ref(each) for each in [problem.tiers.step()]]
-    problem.tiers.settle()
-    gc.collect()
-    assert run() is None
-    assert {problem.tiers.run()() for _ in range(60)} == {"library"}  # as a call of another thread, begun before
-    problem.tiers.settle()
-    assert (problem.kept, problem.settled) == ("library", 1)
-
-
 def test_what_begins_meanwhile_in_other_threads_does_not_disturb_waiting() -> None:
     """A look at all that is undecided gives way to another thread between any two of them."""
     problems = [Fake({"library": 2e-5}) for _ in range(50)]
@@ -290,46 +243,3 @@ def test_sizes_leave_a_kernel_that_is_slower_or_fails(fails: bool) -> None:
     ran = shared_by(of_sizes(40, 9e-5), fails)
     assert {*ran[-1]} == {"library"}
     assert sum(each.count("any") for each in ran) <= (0 if fails else 3 * 3)
-
-
-def test_sizes_have_kernels_of_their_own_where_one_for_any_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    problems = of_sizes(40, 1.2e-5)
-    compiled = FakeForAny.compiled
-
-    def fail(self: FakeForAny, name: str) -> Future[Any] | None:
-        if name == "any":
-            raise LookupError(name)
-        return compiled(self, name)
-
-    monkeypatch.setattr(FakeForAny, "compiled", fail)
-    for _ in range(8):
-        assert {problem.call() for problem in problems} == {"library"}
-    assert any(problem.ordered for problem in problems)
-
-
-def test_one_size_alone_needs_no_kernel_for_others() -> None:
-    (problem,) = of_sizes(1, 1.2e-5)
-    problem.calls(250)
-    assert problem.tiers._for_any is None
-    assert set(problem.ordered) == {"one"}
-
-
-def test_sizes_leave_a_kernel_that_fails_where_the_library_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As both do in a call that is wrong, or that there is no memory for."""
-
-    run_of = FakeForAny.run
-
-    def run(self: FakeForAny, way: str) -> Callable[..., Any]:
-        return lambda *operands: run_of(self, way)(*[way] * len(operands))
-
-    monkeypatch.setattr(FakeForAny, "run", run)
-    problems = of_sizes(40, 1.2e-5)
-    for problem in problems * 8:
-        problem.call()
-    (future,) = FakeForAny.library_calls.values()
-    future.set_result(None)
-    for problem in problems * 20:
-        with suppress(MemoryError):
-            problem.call("too large")
-    assert problems[0].tiers._kind.shared["class"].ratios == [inf] * 3
-    assert {problem.tiers.way for problem in problems} == {"library"}

@@ -26,20 +26,9 @@ def values_of_one_feature(q, k, v):
     return (q @ k.mT).softmax(-1) @ v
 
 
-@look_alike("value used elsewhere", *HEADS_FIRST)
-def scores_are_used_twice(q, k, v):
-    scores = q @ k.mT
-    return scores.softmax(-1) @ v + scores.mean()
-
-
 @look_alike("different loop order", *HEADS_FIRST)
 def softmax_over_the_queries(q, k, v):
     return (q @ k.mT).softmax(-2) @ v
-
-
-@look_alike("unsupported option", *HEADS_FIRST, (N,))
-def a_temperature_of_each_key(q, k, v, temperature):
-    return ((q @ k.mT) * temperature).softmax(-1) @ v
 
 
 @look_alike("unsupported option", *HEADS_FIRST, (H, 1, 1), (H, M, N))
@@ -57,11 +46,6 @@ def a_key_in_place_of_the_sink(q, k, v, sinks):
     return torch.cat([sinks.expand(B, H, M, 1), q @ k.mT], -1).softmax(-1)[..., :-1] @ v
 
 
-@look_alike("different offset", *SQUARE)
-def weights_of_all_keys_but_one(q, k, v):
-    return (q @ k.mT).softmax(-1)[..., :-1] @ v[..., :-1, :]
-
-
 @look_alike("unsupported option", *HEADS_FIRST, (H, 1, 1))
 def a_sink_beside_a_number(q, k, v, sinks):
     return torch.cat([q @ k.mT + 1.0, sinks.expand(B, H, M, 1)], -1).softmax(-1)[..., :-1] @ v
@@ -72,23 +56,9 @@ def a_sink_of_each_query(q, k, v, sinks):
     return torch.cat([q @ k.mT, sinks.expand(B, H, M, 1)], -1).softmax(-1)[..., :-1] @ v
 
 
-@look_alike("value used elsewhere", *HEADS_FIRST, (H, 1, 1))
-def a_weight_of_a_sink_that_is_used(q, k, v, sinks):
-    weights = torch.cat([q @ k.mT, sinks.expand(B, H, M, 1)], -1).softmax(-1)
-    return weights[..., :-1] @ v, weights[..., -1]
-
-
 @look_alike("unsupported option", *HEADS_FIRST)
 def rounded_scores(q, k, v):
     return torch.div(q @ k.mT, 0.5, rounding_mode="floor").softmax(-1) @ v
-
-
-@look_alike("mutation", *HEADS_FIRST)
-def values_of_which_a_view_is_written_to(q, k, v):
-    v = v.clone()
-    weights = (q @ k.mT).softmax(-1)
-    v[:, 0].mul_(2)
-    return weights @ v
 
 
 @look_alike("", *HEADS_FIRST)
@@ -126,17 +96,6 @@ def padding_that_hides_less_than_the_causal_mask(q, k, v, mask):
     return scores.masked_fill(torch.ones(M, M).triu(1).bool(), float("-inf")).softmax(-1) @ v
 
 
-@look_alike("unsupported option", *SQUARE, Mask((B, 1, 1, M)))
-def padding_by_another_large_number(q, k, v, mask):
-    scores = (q @ k.mT).masked_fill(torch.ones(M, M).triu(1).bool(), -1e10)
-    return scores.masked_fill(mask, -1e9).softmax(-1) @ v
-
-
-@look_alike("unsupported option", *HEADS_FIRST, Mask((B, 1, M, N)), (H, M, N))
-def a_bias_of_scores_that_are_hidden_by_little(q, k, v, mask, bias):
-    return ((q @ k.mT).masked_fill(mask, -1e4) + bias * 100).softmax(-1) @ v
-
-
 @look_alike("unsupported option", *HEADS_FIRST, Mask((B, 1, M, N)))
 def a_logarithm_of_large_numbers(q, k, v, mask):
     scores = (q @ k.mT).masked_fill(~mask, -1e9)
@@ -162,13 +121,6 @@ def a_logarithm_that_broadcasts(q, k, v):
 def a_gate_that_lets_little_through(q, k, v):
     gate = torch.ones(M, M).tril()
     return ((q @ k.mT) * gate - 3.0 * (1 - gate)).softmax(-1) @ v
-
-
-@look_alike("unsupported option", *SQUARE)
-def a_gate_that_was_written_to(q, k, v):
-    gate = torch.ones(M, M).tril()
-    gate[0, 3] = 0.5
-    return ((q @ k.mT) * gate - 1e10 * (1 - gate)).softmax(-1) @ v
 
 
 @look_alike("dtype", *HEADS_FIRST)
@@ -224,24 +176,6 @@ def one_softmax_in_two_terms(q, k, v):
     return (weights - weights / 2) @ v
 
 
-@look_alike("unsupported option", *SQUARE)
-def a_difference_by_keys(q, k, v):
-    return ((q @ k.mT).softmax(-1) - v[..., :1].mT * (q @ k.sin().mT).softmax(-1)) @ v
-
-
-@look_alike("value used elsewhere", *HEADS_FIRST)
-def the_largest_scores_of_a_row(q, k, v):
-    scores = q @ k.mT
-    least = scores.topk(3, -1).values[..., -1:]
-    return scores.masked_fill(scores < least, float("-inf")).softmax(-1) @ v
-
-
-@look_alike("different loop order", *SQUARE)
-def slots_that_compete(q, k, v):
-    weights = (q @ k.mT).softmax(-2) + 1e-8
-    return (weights / weights.sum(-1, keepdim=True)) @ v
-
-
 @look_alike("not worth it", (B, H, M, 2, D), (B, H, N, 2, D), (B, H, N, 2 * D))
 def a_difference_for_wide_values(q, k, v):
     """On a processor, the second product with the values takes longer than reading and writing scores."""
@@ -269,14 +203,6 @@ def every_second_query(q, k, v):
 def a_logarithm_put_back_at_another_axis(q, k, v):
     scores = q @ k.mT
     return (scores - scores.logsumexp(-1)[..., None, :]).exp() @ v
-
-
-@look_alike("mutation", *SQUARE, (M, M))
-def a_bias_that_is_written_to_meanwhile(q, k, v, bias):
-    bias = bias.sin()
-    scores = q @ k.mT + bias
-    bias[:, 2:4] = 1.0
-    return scores.softmax(-1) @ v
 
 
 @look_alike("", *HEADS_FIRST)

@@ -28,36 +28,6 @@ def causal_with_a_buffer_of_ones(x):
     return F.dropout(weights, 0.1, False).matmul(v).transpose(1, 2).contiguous().view(B, M, H * D)
 
 
-@spelling((B, M, H * D), (B, N, H * D), (B, N, H * D), Mask((B, N)))
-def padding_as_an_additive_mask(q, k, v, mask):
-    """As encoders of BERT's kind extend their masks."""
-    extended = (1.0 - mask[:, None, None, :].to(q.dtype)) * torch.finfo(q.dtype).min
-    scores = torch.matmul(heads_of(q), heads_of(k).transpose(-1, -2)) / math.sqrt(D)
-    return joined(torch.matmul(torch.softmax(scores + extended, dim=-1), heads_of(v)))
-
-
-@spelling(*SQUARE, (H, 2 * M - 1, D))
-def relative_shift(q, k, v, positions):
-    """Positions' scores are moved a row each, as in Transformer-XL."""
-    moved = F.pad(torch.einsum("bhid,hrd->bhir", q, positions), (1, 0)).view(B, H, 2 * M, M)[:, :, 1:].view(B, H, M, -1)
-    scores = (torch.einsum("bhid,bhjd->bhij", q, k) + moved[..., :M]) * D**-0.5
-    return torch.einsum("bhij,bhjd->bhid", scores.softmax(dim=-1), v)
-
-
-@spelling(*SQUARE)
-def rotated_by_halves(q, k, v):
-    angles = torch.arange(M)[:, None] * 10000.0 ** (-torch.arange(0, D, 2) / D)
-    cos, sin = torch.cat([angles, angles], -1).cos(), torch.cat([angles, angles], -1).sin()
-
-    def turned(x):
-        one, other = x.chunk(2, -1)
-        return x * cos + torch.cat([-other, one], -1) * sin
-
-    scores = torch.matmul(turned(q), turned(k).transpose(2, 3)) / math.sqrt(D)
-    scores = scores + torch.triu(torch.full((M, M), -1e9), diagonal=1)
-    return torch.matmul(F.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype), v)
-
-
 # ---- vision and diffusion
 
 
@@ -94,17 +64,6 @@ def masked_by_the_least_number(q, k, v, mask):
 # ---- graphs
 
 
-@spelling((M, B, H * D), (M, B, H * D), (M, B, H * D), (B, H, M, M), Mask((B, M)))
-def graph_with_a_bias_of_paths(q, k, v, bias, shown):
-    """Nodes first, all heads in one axis, the bias as another view."""
-    q, k, v = (each.contiguous().view(M, B * H, D).transpose(0, 1) for each in (q * D**-0.5, k, v))
-    scores = torch.bmm(q, k.transpose(1, 2))
-    scores = scores + bias.view(B * H, M, M)
-    scores = scores.view(B, H, M, M).masked_fill(~shown[:, None, None], float("-inf")).view(B * H, M, M)
-    weights = F.softmax(scores.float(), dim=-1).type_as(scores)
-    return torch.bmm(weights, v).transpose(0, 1).contiguous().view(M, B, H * D)
-
-
 @spelling(*SQUARE, Mask((B, 1, 1, M)))
 def queries_of_padding_give_zeros(q, k, v, mask):
     """Rows of padding are set to zero after the softmax."""
@@ -135,25 +94,10 @@ def difference_by_heads_and_queries(q1, k1, q2, k2, v, of_head, of_query):
     return torch.einsum("bhij,bhje->bihe", of_query * one - other * of_head.sigmoid(), v)
 
 
-@spelling((B, 2 * H, M, D), (B, 2 * H, M, D), (B, H, M, D), ())
-def difference_of_halved_heads(q, k, v, part):
-    """As differential transformers have it: twice the heads, then halves of them."""
-    scores = torch.matmul(q * D**-0.5, k.transpose(-1, -2))
-    scores = scores + torch.triu(torch.full((M, M), float("-inf")), 1)
-    weights = F.softmax(scores, dim=-1, dtype=torch.float32).type_as(scores).view(B, H, 2, M, M)
-    return torch.matmul(weights[:, :, 0] - part * weights[:, :, 1], v).transpose(1, 2).reshape(B, M, -1)
-
-
 @spelling((B, H, 3, M, D), (B, H, 3, N, D), (B, H, N, D), (3,))
 def three_terms(q, k, v, parts):
     one, other, third = (q @ k.mT).softmax(-1).unbind(2)
     return (parts[0] * one + (other / parts[1] - 0.5 * third)) @ v
-
-
-@spelling(*TWICE)
-def difference_that_is_negated(q1, k1, q2, k2, v):
-    one, other = (q1 @ k1.mT).exp(), (q2 @ k2.mT).softmax(-1)
-    return -(-(one / one.sum(-1, keepdim=True)) + other) @ v
 
 
 # ---- parts of the weights
@@ -179,32 +123,6 @@ def sinks_of_heads(q, k, v, sinks):
     return F.softmax(logits, -1, dtype=torch.float32)[..., :-1].to(v.dtype) @ v
 
 
-@spelling(*HEADS_FIRST, (H,))
-def sinks_beyond_the_number_of_keys(q, k, v, sinks):
-    return with_sinks(q @ k.mT, sinks, q).softmax(-1)[..., 0 : k.shape[-2] : 1] @ v
-
-
-@spelling(*SQUARE, (H,))
-def sinks_where_rows_see_no_key(q, k, v, sinks):
-    scores = (q @ k.mT).masked_fill(torch.ones(M, M, dtype=torch.bool).triu(), float("-inf"))
-    return with_sinks(scores, sinks, q).softmax(-1)[..., :-1] @ v
-
-
-# ---- tensors that multiply scores
-
-
-@spelling(*HEADS_FIRST, (H, 1, 1), (H, M, N))
-def cosines_beside_a_bias(q, k, v, temperature, bias):
-    scores = F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).mT
-    return (temperature.clamp(max=4.6).exp() * scores + bias).softmax(-1) @ v
-
-
-@spelling(*HEADS_FIRST, (H, 1, 1), Mask((B, 1, 1, N)))
-def a_temperature_below_a_mask(q, k, v, temperature, mask):
-    scores = (q @ k.mT).float() * temperature
-    return scores.masked_fill(~mask, float("-inf")).softmax(-1) @ v
-
-
 # ---- keys of several blocks, whose scores are joined
 
 BLOCKS = ((B, H, M, D), (B, H, 4, D), (B, H, 3, D), (B, H, 4, E), (B, H, 3, E))
@@ -214,10 +132,3 @@ BLOCKS = ((B, H, M, D), (B, H, 4, D), (B, H, 3, D), (B, H, 4, E), (B, H, 3, E))
 def blocks_of_keys(q, k1, k2, v1, v2):
     scores = torch.cat([q @ k1.mT, q @ k2.mT], -1) * D**-0.5
     return scores.softmax(-1) @ torch.cat([v1, v2], dim=-2)
-
-
-@spelling(*BLOCKS, Mask((B, 1, 1, 7)), (H, M, 7))
-def blocks_beside_a_mask_and_a_bias(q, k1, k2, v1, v2, mask, bias):
-    scores = torch.cat((torch.einsum("bhid,bhjd->bhij", q, k1) / 2, torch.einsum("bhid,bhjd->bhij", q, k2) / 2), dim=3)
-    weights = (scores + bias).masked_fill(~mask, float("-inf")).softmax(-1)
-    return torch.einsum("bhij,bhje->bihe", weights, torch.cat((v1, v2), 2))

@@ -50,28 +50,6 @@ def two_einsums(q, k, v):
     return torch.einsum("bhij,bhje->bhie", scores.softmax(-1), v)
 
 
-@spelling(*HEADS_LAST)
-def einsums_with_heads_last(q, k, v):
-    scores = torch.einsum("bihd,bjhd->bhij", q, k) * D**-0.5
-    return torch.einsum("bhij,bjhe->bihe", F.softmax(scores, dim=-1), v)
-
-
-@spelling(*HEADS_FIRST)
-def weights_of_keys_first(q, k, v):
-    return (k @ q.mT / math.sqrt(D)).softmax(-2).mT @ v
-
-
-@spelling(*HEADS_FIRST, (M, N))
-def scores_taken_from_a_bias(q, k, v, bias):
-    return (bias - q @ k.mT).softmax(-1) @ v
-
-
-@spelling(*HEADS_FIRST, (B * H, M, N))
-def baddbmm(q, k, v, bias):
-    q, k, v = (each.flatten(0, 1) for each in (q, k, v))
-    return torch.baddbmm(bias, q, k.transpose(1, 2), beta=0.5, alpha=0.4).softmax(-1).bmm(v)
-
-
 @spelling((B, M, 3 * H * D))
 def split(x):
     q, k, v = x.split(H * D, dim=2)
@@ -99,12 +77,6 @@ def grouped_einsums(q, k, v):
 
 
 @spelling(*HEADS_FIRST)
-def product_and_sum(q, k, v):
-    scores = (q.unsqueeze(3) * k.unsqueeze(2)).sum(-1)
-    return (scores.softmax(-1).unsqueeze(-1) * v[:, :, None]).sum(dim=3)
-
-
-@spelling(*HEADS_FIRST)
 def einsum_of_lists(q, k, v):
     scores = torch.einsum(q, [0, 1, 2, 3], k, [0, 1, 4, 3], [0, 1, 2, 4])
     return torch.einsum(scores.softmax(-1), [0, 1, 2, 4], v, [0, 1, 4, 5], [0, 2, 1, 5])
@@ -119,11 +91,6 @@ def tensordot(q, k, v):
 def heads_in_turns(q, k, v):
     k, v = k.repeat(1, 2, 1, 1), torch.cat([v, v], dim=1)
     return (q @ k.mT).softmax(-1) @ v
-
-
-@spelling((B, H, D), (B, H, N, D), (B, H, N, E))
-def no_axis_of_queries(q, k, v):
-    return torch.einsum("bhj,bhje->bhe", torch.einsum("bhd,bhjd->bhj", q, k).softmax(-1), v)
 
 
 @spelling(*HEADS_FIRST)
@@ -151,25 +118,11 @@ def two_biases(q, k, v, one, other):
     return scores.softmax(-1) @ v
 
 
-@spelling(*HEADS_LAST, (M, N, H))
-def bias_with_heads_last(q, k, v, bias):
-    scores = torch.einsum("bihd,bjhd->bijh", q, k) + bias
-    return torch.einsum("bijh,bjhe->bihe", scores.softmax(2), v)
-
-
 @spelling(*SQUARE)
 def causal_by_positions(q, k, v):
     n = q.shape[2]
     mask = torch.arange(n)[:, None] >= torch.arange(n)[None, :]
     return torch.where(mask, torch.einsum("bhid,bhjd->bhij", q, k), -1e9).softmax(-1) @ v
-
-
-@spelling(*SQUARE)
-def causal_by_filling_in_place(q, k, v):
-    mask = torch.empty(B, M, M)
-    mask.fill_(torch.finfo(torch.float32).min)
-    mask.triu_(1)
-    return (q @ k.mT + mask.unsqueeze(1)).softmax(-1) @ v
 
 
 @spelling(*HEADS_FIRST)
@@ -186,12 +139,6 @@ def block_mask_by_where(q, k, v, mask):
     return torch.where(mask, scores, torch.full_like(scores, float("-inf"))).softmax(-1) @ v
 
 
-@spelling(*SQUARE, Mask((M, M)))
-def where_of_filled_tensors(q, k, v, mask):
-    scores = torch.where(~mask, torch.full((1, 1), -1e9), q @ k.mT)
-    return scores.softmax(-1) @ v
-
-
 @spelling(*HEADS_FIRST, Mask((B, 1, M, N)))
 def gate_of_a_mask(q, k, v, mask):
     """As GPT-2 had it first."""
@@ -199,29 +146,7 @@ def gate_of_a_mask(q, k, v, mask):
     return ((q @ k.mT / 2) * b - 1e10 * (1 - b)).softmax(-1) @ v
 
 
-@spelling(*SQUARE)
-def causal_gate(q, k, v):
-    nd, ns = q.shape[-2], k.shape[-2]
-    i, j = torch.arange(nd)[:, None], torch.arange(ns)
-    b = (i >= j - ns + nd).to(q.dtype).view(1, 1, nd, ns)
-    w = torch.matmul(q, k.transpose(-1, -2))
-    return torch.matmul(torch.softmax(w * b + -1e4 * (1 - b), dim=-1), v)
-
-
 # ---- windows
-
-
-@spelling(*HEADS_FIRST)
-def window_at_the_end_of_more_keys(q, k, v):
-    rows, columns = torch.arange(M)[:, None] + N - M, torch.arange(N)[None, :]
-    mask = (columns <= rows + 1) & (columns >= rows - 1)
-    return torch.where(mask, q @ k.mT, -1e9).softmax(-1) @ v
-
-
-@spelling(*SQUARE)
-def window_that_hides_nothing(q, k, v):
-    i = torch.arange(M)
-    return (q @ k.mT).masked_fill((i[:, None] - i).abs() > M, float("-inf")).softmax(-1) @ v
 
 
 @spelling(*SQUARE, Mask((B, 1, 1, M)))
@@ -229,12 +154,6 @@ def window_and_causal_mask_by_two_numbers(q, k, v, mask):
     """Each query sees itself, so that nobody sees how far the others are hidden."""
     scores = (q @ k.mT).masked_fill(torch.ones(M, M).triu(1).bool(), float("-inf"))
     return scores.masked_fill(torch.ones(M, M).tril(-3).bool(), -1e9).softmax(-1) @ (v * mask[..., 1:2])
-
-
-@spelling(*SQUARE)
-def causal_mask_beside_a_bias_of_positions(q, k, v):
-    distance = (torch.arange(M)[:, None] - torch.arange(M)).to(q.dtype)
-    return (q @ k.mT - 0.1 * distance + torch.full((M, M), -1e9).triu(1).type_as(q)).softmax(-1) @ v
 
 
 @spelling(*HEADS_FIRST)
@@ -246,12 +165,6 @@ def softmax_by_a_reciprocal(q, k, v):
 @spelling(*HEADS_FIRST)
 def exponential_of_log_softmax(q, k, v):
     return F.log_softmax(q @ k.mT, dim=-1).exp() @ v
-
-
-@spelling(*HEADS_FIRST)
-def scores_in_float64_and_back(q, k, v):
-    scores = (q @ k.mT).double() / 2
-    return scores.softmax(-1).to(q.dtype) @ v
 
 
 # ---- normalized after the product with the values
@@ -269,20 +182,6 @@ def normalized_late_with_heads_last(q, k, v):
 
 
 @spelling(*HEADS_FIRST)
-def weights_by_a_logsumexp_that_is_returned(q, k, v):
-    scores = q @ k.mT / 2
-    lse = torch.logsumexp(scores, dim=-1, keepdim=True)
-    return torch.exp(scores - lse) @ v, lse.squeeze(-1)
-
-
-@spelling(*HEADS_FIRST)
-def softmax_and_logsumexp(q, k, v):
-    scores = torch.einsum("bhid,bhjd->bhij", q, k)
-    lse = scores.logsumexp(-1)
-    return scores.softmax(-1) @ v, lse.transpose(1, 2) * 2
-
-
-@spelling(*HEADS_FIRST)
 def logarithm_of_a_total(q, k, v):
     scores = torch.einsum("bhid,bhjd->bijh", q, k)
     weights = scores.exp()
@@ -290,34 +189,11 @@ def logarithm_of_a_total(q, k, v):
     return torch.einsum("bijh,bhje->bihe", weights, v) / total[..., None], total.log()
 
 
-@spelling(*HEADS_FIRST, (H, M, N))
-def logarithms_without_a_kept_axis(q, k, v, bias):
-    scores = q @ k.mT + bias
-    largest = scores.max(-1, keepdim=True).values
-    weights = (scores - largest).exp()
-    total = weights.sum(-1, keepdim=True)
-    return (weights / total) @ v, largest.squeeze(-1) + total.squeeze(-1).log()
-
-
-@spelling(*HEADS_FIRST)
-def a_logarithm_whose_axis_is_put_back(q, k, v):
-    scores = q @ k.mT
-    log = scores.logsumexp(-1)
-    return (scores - log[..., None]).exp() @ v, log
-
-
 @spelling(*HEADS_FIRST)
 def reductions_whose_axes_are_put_back(q, k, v):
     scores = q @ k.mT
     weights = (scores - scores.max(-1)[0].unsqueeze(3).detach()).exp()
     return (weights / weights.sum(-1)[..., None]) @ v
-
-
-@spelling(*HEADS_FIRST)
-def arguments_named_as_in_numpy(q, k, v):
-    scores = q @ k.mT
-    weights = torch.exp(scores - torch.max(scores, axis=-1, keepdims=True)[0])
-    return (weights / torch.sum(weights, axis=-1, keepdims=True)) @ v
 
 
 @spelling(*HEADS_FIRST)
@@ -329,20 +205,9 @@ def a_copy_that_nobody_uses(q, k, v):
     return weights @ v
 
 
-@spelling(*HEADS_FIRST)
-def distances(q, k, v):
-    squares = q.square().sum(-1, keepdim=True) + k.square().sum(-1)[..., None, :]
-    return (-(squares - 2 * q @ k.mT) / 10).softmax(-1) @ v
-
-
 @spelling((M, D), (N, D), (N, E))
 def functions_for_two_axes(q, k, v):
     return F.linear(torch.inner(q, k).softmax(-1), v.mT)
-
-
-@spelling((M, D), (N, D), (N, E), (N,))
-def an_added_row(q, k, v, bias):
-    return torch.mm(torch.addmm(bias, q, k.T, beta=2.0, alpha=0.5).softmax(-1), v)
 
 
 @spelling(*HEADS_FIRST)
@@ -351,28 +216,6 @@ def vector_products(q, k, v):
     return torch.linalg.vecdot(scores.softmax(-1)[..., None], v[..., None, :, :], dim=-2)
 
 
-@spelling(*SQUARE, (M, M))
-def a_bias_that_is_written_to_before(q, k, v, bias):
-    bias = bias.sin()
-    bias[:, 2:4] = -1.0
-    return (q @ k.mT + bias).softmax(-1) @ v
-
-
-@spelling(*HEADS_FIRST)
-def powers_of_two(q, k, v):
-    scores = q @ k.mT / math.log(2)
-    weights = torch.exp2(scores - scores.amax(-1, keepdim=True))
-    return weights @ v / weights.sum(-1, keepdim=True)
-
-
 @spelling(*HEADS_FIRST, Mask((M, N)))
 def the_least_distance(q, k, v, mask):
     return F.softmin((q @ k.mT).neg().masked_fill(~mask, float("inf")), dim=-1) @ v
-
-
-@spelling(*SQUARE, (M, M))
-def shapes_of_the_scores(q, k, v, bias):
-    scores = q @ k.mT
-    mask = torch.ones_like(scores, dtype=torch.bool).tril()
-    scores = scores + bias.flatten().view(M, M).expand_as(scores) + bias.reshape(-1, 1).reshape_as(scores[0, 0])
-    return torch.where(mask, scores, torch.full_like(scores, float("-inf"))).softmax(-1) @ v

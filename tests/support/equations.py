@@ -62,16 +62,14 @@ def cases(
     draw: st.DrawFn,
     *,
     max_operands: int = 4,
-    max_axes: int = 3,
     max_size: int = 4,
     zero_sizes: bool = True,
-    styles: Sequence[str] = tuple(_SPELLINGS),
 ) -> Case:
-    """Contractions of up to ``max_operands`` operands with ``max_axes`` labels and two ellipsis axes each."""
-    style = draw(st.sampled_from(list(styles)))
+    """Contractions of up to ``max_operands`` operands with three labels and two ellipsis axes each."""
+    style = draw(st.sampled_from(list(_SPELLINGS)))
     in_text, in_lists = (dict(zip(_LETTERS, labels, strict=True)) for labels in _SPELLINGS[style])
 
-    labels = st.lists(st.sampled_from(_LETTERS), max_size=max_axes)
+    labels = st.lists(st.sampled_from(_LETTERS), max_size=3)
     terms: list[Labels] = [[*term] for term in draw(st.lists(labels, min_size=1, max_size=max_operands))]
     used = sorted({str(label) for term in terms for label in term})
     every = [label for term in terms for label in term]
@@ -132,9 +130,7 @@ def contractions(
     draw: st.DrawFn,
     *,
     max_operands: int = 3,
-    max_labels: int = 6,
     max_size: int = 4,
-    max_rank: int = 5,
     empty: bool = False,
 ) -> Case:
     """Contractions in plain letters where every label is likely to be shared, in every role it can have.
@@ -147,9 +143,9 @@ def contractions(
     pairs = [{one, two} for two in range(count + 1) for one in range(two)]
     every = set(range(count + 1))
     roles = [*pairs, *pairs, every, every, set(range(count)), {0}]
-    for label in _LETTERS[: draw(st.integers(2, max_labels))]:
+    for label in _LETTERS[: draw(st.integers(2, 6))]:
         for holder in draw(st.sampled_from(roles)):
-            if len(terms[holder]) < max_rank:
+            if len(terms[holder]) < 5:
                 terms[holder].append(label)
     output = terms.pop()
     used = {label for term in terms for label in term}

@@ -102,11 +102,6 @@ def _flat(array: Any) -> Any:
     return torch.as_strided(array, (elements,), (1,)).numpy()
 
 
-def functions_on_cpu(module: str, program: int = 0, programs: int = 1) -> dict[str, Any]:
-    """The names of a module of Hopper's kernels; its functions take numbers and tuples of numbers."""
-    return executed(module, stand_ins(program, programs), {})
-
-
 @contextmanager
 def hopper_on_cpu() -> Iterator[list[str]]:
     """Have Hopper's kernels chosen and executed here; gives the names of those that were, in order."""

@@ -17,28 +17,24 @@ def layout(*shape: int, dtype: str = "bfloat16", gradient: bool = False) -> Layo
     return Layout(shape, contiguous_strides(shape), dtype, gradient)
 
 
-def einsum_call(equation: str, *arrays: Layout | None, device: str = "cuda:0", **options: Any) -> Called:
+def einsum_call(equation: str, *arrays: Layout | None, **options: Any) -> Called:
     given = {"dtype": None, "memory": [], "order": "K", "path": "auto", "precision": "ieee", **options}
-    return _call("einsum", equation, arrays, given, device)
+    return _call("einsum", equation, arrays, given)
 
 
-def operator_call(name: str, arrays: Sequence[Layout | None], *arguments: Any, device: str = "cuda:0") -> Called:
-    return _call("operator", name, arrays, {"arguments": arguments}, device)
+def operator_call(name: str, arrays: Sequence[Layout | None], *arguments: Any) -> Called:
+    return _call("operator", name, arrays, {"arguments": arguments})
 
 
-def attention_call(
-    *arrays: Layout, names: Sequence[str] = ("q", "k", "v"), device: str = "cuda:0", window: Any = (64, 0)
-) -> Called:
+def attention_call(*arrays: Layout, window: Any = (64, 0)) -> Called:
     options = {"causal": True, "alignment": None, "window": window, "softcap": 0.0, "scale": None, "dropout_p": 0.0}
-    given = {"sequence": None, "patterns": [[name, None] for name in names[3:]], "longest": None, "options": options}
-    return _call(
-        "attention", "b i h d, b j h d, b j h e -> b i h e", arrays, {**given, "names": [*names]}, device
-    )  # fmt: skip
+    given = {"sequence": None, "patterns": [], "longest": None, "options": options, "names": ["q", "k", "v"]}
+    return _call("attention", "b i h d, b j h d, b j h e -> b i h e", arrays, given)
 
 
-def _call(kind: str, what: str, arrays: Sequence[Layout | None], options: Any, device: str) -> Called:
+def _call(kind: str, what: str, arrays: Sequence[Layout | None], options: Any) -> Called:
     direction = "both" if any(each is not None and each.gradient for each in arrays) else "forward"
-    return Called(kind, what, tuple(arrays), json.dumps(options), "torch", device, direction)
+    return Called(kind, what, tuple(arrays), json.dumps(options), "torch", "cuda:0", direction)
 
 
 def written(path: Path, *calls: Called) -> Path:

@@ -139,14 +139,6 @@ def test_what_is_no_bundle_is_one_error(tmp_path: Path, content: Any) -> None:
         bundle.bring_in(path)
 
 
-def test_what_cannot_be_read_of_kernels_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = made(tmp_path / "bundle")
-    (path / "kernels" / FOLDER / "__grp__kernel.json").write_text("[]")
-    move_caches(monkeypatch, tmp_path / "second")
-    assert bundle.bring_in(path).kernels == 0
-    assert not (tmp_path / "second" / "triton" / FOLDER).exists()
-
-
 def test_nothing_is_written_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the names in an archive are."""
     path = made(tmp_path / "bundle.zip")

@@ -11,7 +11,7 @@ from recorded_calls import attention_call, einsum_call, layout, operator_call, w
 
 from einops_fast import attention, fast_einsum, metrics, ops
 from einops_fast.errors import EinsumError
-from einops_fast.tune.recorded import read_calls, why_not
+from einops_fast.tune.recorded import read_calls
 
 
 def test_a_table_or_a_folder_is_read_and_each_call_once(tmp_path: Path) -> None:
@@ -32,21 +32,6 @@ def test_no_table_is_one_error(tmp_path: Path, content: bytes | None) -> None:
         match=r"the table of calls can't be read|is no table of metrics|there are no calls in .*record some with",
     ):
         read_calls(path)
-
-
-def test_why_some_calls_are_not_tuned_for() -> None:
-    q, lengths = layout(1, 4, 2, 8), layout(1, dtype="int32")
-    call = attention_call(q, q, q)
-    assert why_not(call, False) is None
-    assert why_not(call._replace(backend="numpy"), True) == (
-        "its arrays are of numpy, and only torch's calls are made again"
-    )
-    on_cpu = call._replace(device="cpu")
-    assert why_not(on_cpu, False) == "it ran on cpu, where nothing is compiled"
-    assert why_not(on_cpu, True) is None
-    cached = attention_call(q, q, q, lengths, names=("q", "k", "v", "cache_seqlens"))
-    assert why_not(cached, False) == "its lengths or pages can't be made up"
-    assert why_not(einsum_call("i->", lengths), False) == "it has no floating-point numbers"
 
 
 def _attend(x: Any) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from mxnet_equations import EQUATIONS, Array, autograd, check, gradients, mnp, mxnet, numbers, shapes_of
+from mxnet_equations import EQUATIONS, Array, autograd, check, gradients, mnp, mxnet, numbers
 
 from einops_fast import OperandError, ShapeError, attention, fast_einsum, patched, scaled_dot_product_attention
 
@@ -161,24 +161,6 @@ def test_compositions_hold_for_all_sizes(
             raised(block, *[mnp.array(numbers(*shape)) for shape in wrong])
 
 
-def test_gradients_of_a_composition_in_a_block() -> None:
-    equation = "b i (h d), b j (h d) -> b j (i h)"
-    block = Block(lambda equation, *arrays: fast_einsum(equation, *arrays, h=2), equation)
-    block.hybridize()
-    for sizes in ((2, 3, 5, 4), (3, 4, 2, 6)):
-        batch, rows, columns, depth = sizes
-        a, b = numbers(batch, rows, depth), numbers(batch, columns, depth, seed=1)
-        operands = [mnp.array(a), mnp.array(b)]
-        for operand in operands:
-            operand.attach_grad()
-        with autograd.record():
-            result = block(*operands)
-        weight = numbers(*result.shape, seed=2)
-        result.backward(mnp.array(weight))
-        found = fast_einsum("b j (i h), b j (h d) -> b i (h d)", weight, b, h=2)
-        check(operands[0].grad, found, "float32")
-
-
 def test_a_block_without_the_sizes_that_it_needs_is_refused() -> None:
     block = Block(fast_einsum, "b (h d), h -> b d")
     block.hybridize()
@@ -195,41 +177,3 @@ def test_attention_in_a_block_is_refused() -> None:
         block.hybridize()
         with pytest.raises(OperandError, match="MXNet traces the call for arrays of any size"):
             block(q)
-
-
-def test_plans_for_tracing_and_for_computing_are_kept_apart() -> None:
-    equation = "bind,jnd->bnij"
-    values = [numbers(*shape) for shape in shapes_of(equation)]
-    operands = [mnp.array(value) for value in values]
-    block = Block(fast_einsum, equation)
-    block.hybridize()
-    for run in (block, lambda *arrays: fast_einsum(equation, *arrays), block):
-        check(run(*operands), np.einsum(equation, *values), "float32")
-
-
-def test_calls_between_calls_that_are_alike() -> None:
-    """What was kept for one kind of call is used for no other, of other arrays or frameworks."""
-    square, wide = (mnp.arange(size).reshape(3, -1).astype("float32") for size in (9, 12))
-    calls: list[tuple[str, tuple[Any, ...]]] = [
-        ("ij,jk->ik", (square, square)),
-        ("ij,jk->ik", (square, wide)),
-        ("ij,jk->ik", (square.astype("float64"), wide.astype("float64"))),
-        ("ij,jk->ik", (square.asnumpy(), wide.asnumpy())),
-        ("ij,jk,kl->il", (square, square, wide)),
-        ("ij,jk,kl->il", (square, square, square)),
-        ("ij->ji", (wide,)),
-        ("ij->ji", (wide.asnumpy(),)),
-    ]
-
-    def host(array: Any) -> Array:
-        return array if isinstance(array, np.ndarray) else array.asnumpy()
-
-    for _ in range(3):
-        for equation, operands in calls:
-            found = fast_einsum(equation, *operands)
-            assert type(found) is type(operands[0])
-            expected = np.einsum(equation, *map(host, operands))
-            np.testing.assert_allclose(host(found), expected)
-            assert host(found).dtype == expected.dtype
-    with pytest.raises(OperandError, match="two dtypes"):
-        fast_einsum("ij,jk->ik", square, wide.astype("float64"))

@@ -1,8 +1,5 @@
 """How the MXNet backend imports MXNet."""
 
-import os
-from importlib.util import find_spec
-
 import pytest
 from optional_mxnet import mxnet_or_skip
 from python_process import run_python
@@ -59,17 +56,3 @@ assert all(module.np.ones(2).shape == (2,) for module in modules)
 @pytest.mark.parametrize("script", IMPORTED.values(), ids=IMPORTED)
 def test_import(script: str) -> None:
     run_python("-c", IMPORT + script)
-
-
-@pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")
-def test_import_leaves_the_thread_count_of_torch() -> None:
-    """Whichever of the two comes first."""
-    unset = dict.fromkeys(name for name in os.environ if name.endswith("_NUM_THREADS"))
-    mxnet = f"{IMPORT}\nimport_mxnet()\nwarnings.resetwarnings()"
-
-    def threads(*lines: str) -> str:
-        return run_python("-c", "\n".join([*lines, "print(torch.get_num_threads())"]), **unset).stdout
-
-    usual, kept = threads("import torch; print(torch.get_num_threads()); torch.set_num_threads(3)", mxnet).split()
-    assert kept == "3"
-    assert threads(mxnet, "import torch").strip() == usual

@@ -75,12 +75,6 @@ def test_cross_entropy(reduction: str, options: dict[str, Any], weighted: bool, 
     check(of_mxnet(mx, lambda x: function(x, own, of_weight), [x], back), expected)
 
 
-def test_cross_entropy_of_one_row(mx: Any) -> None:
-    x = np.array([1.0, 2.0, 3.0])
-    found = ops.cross_entropy(mx.np.array(x, dtype="float64"), mx.np.array(1, dtype="int64"))
-    np.testing.assert_allclose(found.item(), ops.cross_entropy(x, np.array(1)))
-
-
 BLOCKS: dict[str, Callable[..., Any]] = {
     "softmax": lambda x, target: ops.softmax(x),
     "masked": lambda x, target: ops.log_softmax(x, 1, mask=x > -1, temperature=2.0),
@@ -161,12 +155,6 @@ ATTENTION: dict[str, Case] = {
         for d, e in ((0, 4), (4, 0), (0, 0))
     },
 }  # fmt: skip
-
-
-def test_an_empty_batch_with_a_cache():
-    mnp = mxnet_or_skip().np
-    q, k, lengths = mnp.ones((0, 2, 3)), mnp.ones((0, 4, 3)), mnp.array(np.zeros(0), dtype="int32")
-    assert attention("b i d, b j d, b j e -> b i e", q, k, k, cache_seqlens=lengths).shape == (0, 2, 3)
 
 
 @pytest.mark.parametrize("memory", [1, 1 << 30])

@@ -1,6 +1,5 @@
 """Kernels of traced calls are compiled while the rest of a program is: what a call asks for is known from its fakes."""
 
-import os
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
@@ -101,22 +100,6 @@ def test_plans_that_are_cleared_are_asked_for_again(asked: list[list[str]]) -> N
     traced()
     ahead.wait()
     assert len(asked) == 4
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs forks")
-def test_a_fork_waits_for_nothing() -> None:
-    ahead.pending.append(Future())
-    child = os.fork()
-    if not child:
-        os._exit(len(ahead.pending))
-    ahead.pending.clear()
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-
-
-def test_nothing_is_compiled_for_a_cpu(asked: list[list[str]]) -> None:
-    traced(device="cpu")
-    assert not ahead.pending
-    assert not asked
 
 
 def test_what_goes_wrong_is_left_to_the_call(asked: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
@@ -192,18 +191,6 @@ def test_other_calls_of_einsum_take_symbols(way: str) -> None:
         graph = make_fx(call, tracing_mode="symbolic")(rows(2, 3), rows(3, 4))
     a, b = rows(5, 6), rows(6, 7)
     torch.testing.assert_close(graph(a, b), a @ b)
-
-
-def test_chunks_of_symbols_are_exported() -> None:
-    class Loss(torch.nn.Module):
-        def forward(self, *operands: Any) -> Any:
-            return ops.linear_cross_entropy(*operands, chunk=3)
-
-    _, given, others = CASES["linear losses in chunks"]
-    any_size = {0: torch.export.Dim.DYNAMIC}
-    exported = torch.export.export(Loss(), given, dynamic_shapes=((any_size, None, any_size),), strict=False).module()
-    x, w, target = others
-    torch.testing.assert_close(exported(*others), F.cross_entropy(x @ w.T, target))
 
 
 @every_case

@@ -18,35 +18,13 @@ from einops_fast.attention.attend import plan_of
 from einops_fast.attention.choice import Undecided
 from einops_fast.attention.options import Options, Request
 from einops_fast.attention.registry import Implementation
-from einops_fast.backends.clock import EventStopwatch
 from einops_fast.backends.torch import beginning
-from einops_fast.backends.torch.attention import beginning as attention_beginning
 from einops_fast.backends.torch.attention.beginning import first_calls
-from einops_fast.backends.torch.beginning import _gradient_watch
 from einops_fast.backends.torch.ops import begun
 from einops_fast.runtime import tiers
 from einops_fast.runtime.choosing import kernel_hash
 from einops_fast.runtime.plan_cache import clear_plans
 from einops_fast.runtime.tuning import ANY_SIZE, unchecked_mode
-
-
-@pytest.mark.parametrize("kept", [False, True])
-def test_the_first_gradients_alone_are_timed(monkeypatch: pytest.MonkeyPatch, kept: bool) -> None:
-    events: list[str] = []
-
-    def event(name: str) -> Any:
-        return SimpleNamespace(record=lambda: events.append(name))
-
-    watch = EventStopwatch(event("start"), event("stop"), lambda stop: True, lambda start, stop: 1e3)
-    monkeypatch.setattr(beginning._MEMORY, "stopwatch", lambda: watch)
-    x = torch.ones(8, requires_grad=True)
-    result = (x * 2).exp() if kept else x.exp()
-    assert _gradient_watch((result, None), [x]) is watch
-    assert watch.seconds() is None
-    for _ in range(2):
-        result.sum().backward(retain_graph=True)
-    assert events == ["start", "stop"]
-    assert watch.seconds() == 1.0
 
 
 @pytest.fixture
@@ -153,22 +131,6 @@ def test_attention_in_a_checkpoint_is_decided_for_once(known: bool) -> None:
     assert [runs(True), runs(False)] == [first, first]
     call._tiers.decide(ours)
     assert [runs(False), runs(True), runs(False)] == ["ours", first, "ours"]
-
-
-@pytest.mark.usefixtures("as_on_a_gpu")
-@pytest.mark.parametrize("compiles", [False, True])
-def test_attention_may_be_settled_on_what_no_call_begins_with(monkeypatch: pytest.MonkeyPatch, compiles: bool) -> None:
-    """A library that takes long to begin isn't tried by calls as they come."""
-    ran: list[str] = []
-    library, late = Named("library", False, ran), Named("late", compiles, ran)
-    q = torch.ones(2, 3, 4)
-    monkeypatch.setattr(beginning, "sample_like", lambda meta, device: torch.ones(meta.shape))
-    monkeypatch.setattr(attention_beginning, "choose", lambda *given: SimpleNamespace(implementation=late))
-    call = attention_calls(q, ways=[library], predicted={"library": 1.0})
-    call._tiers.settle()
-    ran.clear()
-    call(q, q, q)
-    assert {*ran} == {"late"}
 
 
 @pytest.fixture
@@ -313,21 +275,3 @@ def test_many_lengths_share_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ran[0] == "library"
     assert set(last) == {ANY_SIZE}
     assert compiled == ["kernels for any size"]
-
-
-@pytest.mark.usefixtures("as_on_a_gpu")
-def test_a_shape_whose_kernels_are_not_there_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Though others of its class run by kernels: no call waits for its own."""
-    loaded: list[str] = []
-    monkeypatch.setattr(beginning.CallProblem, "is_loaded", lambda problem, way: bool(loaded.append(way.name)))
-    ways = [lambda x, name=name: name for name in ("library", "kernels")]
-    runs = [begun.begun(begun.Calls("softmax", *ways, (torch.ones(rows, 8),), 1, 1.0)) for rows in (30, 31)]
-    first, second = runs
-    assert first._tiers is second._tiers
-    shared = first._tiers
-    shared.way = shared.problem.named("kernels for any size")
-    assert [run(torch.ones(3, 8)) for run in (first, second, first, second, second)] == [
-        "kernels", "library", "kernels", "library", "library"
-    ]  # fmt: skip
-    assert loaded == ["kernels for any size"]
-    assert first._tiers is shared is not second._tiers

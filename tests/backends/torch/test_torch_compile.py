@@ -16,7 +16,6 @@ from torch_operands import LARGE, Einsum, compiled, tensors, whole
 from einops_fast import contract_expression, fast_einsum
 from einops_fast.backends.torch.ceilings import target_of
 from einops_fast.backends.torch.steps import without_onednn
-from einops_fast.runtime import tracing
 from einops_fast.runtime.plan_cache import clear_plans
 
 # ---- torch's own einsum
@@ -101,15 +100,6 @@ def test_probes_of_a_first_call_inside_of_the_dispatcher() -> None:
     torch.testing.assert_close(whole(attention(fast_einsum))(*operands), attention(torch.einsum)(*operands))
 
 
-def test_compiler_is_not_led_through_all_modules() -> None:
-    # It would wrap them one by one, while an import may add some.
-    torch.compiler.reset()
-    seen = torch._dynamo.explain(lambda a, b: fast_einsum("ij,jk->ki", a, b))(*tensors("ij,jk"))
-    guards = [str(guard) for guard in seen.out_guards]
-    assert guards
-    assert not [guard for guard in guards if "modules" in guard]
-
-
 @pytest.mark.parametrize(("order", "dynamic"), [("F", False), *((order, True) for order in "CFAK")])
 def test_compiled_order(order: str, dynamic: bool) -> None:
     a, b = tensors("ij,jk")
@@ -118,29 +108,6 @@ def test_compiled_order(order: str, dynamic: bool) -> None:
         torch.testing.assert_close(got, (a @ b).mT)
         if order != "K":
             assert got.stride() == fast_einsum("ij,jk->ki", *operands, order=order).stride()
-
-
-def test_torch_asked_for_the_first_time_by_what_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a process whose first call of ours is compiled."""
-    monkeypatch.setattr(tracing, "is_compiling", tracing._asked_of_torch)
-    monkeypatch.setattr(tracing, "is_followed", tracing.is_tracing)
-
-    def ask() -> bool:
-        tracing.ask_torch(torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)
-        return True
-
-    ask._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-    def function(a: Any) -> Any:
-        before = tracing.is_tracing(), tracing.is_followed()
-        ask()
-        return a + 1 if all(before) and tracing.is_tracing() and tracing.is_followed() else a
-
-    run = whole(function, "eager")
-    for _ in range(2):
-        assert run(torch.zeros(())) == 1
-    assert not tracing.is_tracing()
-    assert not tracing.is_followed()
 
 
 # ---- NumPy arrays, which the compiler turns into tensors
@@ -157,15 +124,6 @@ def test_compiled_numpy() -> None:
         got, _ = compiled(function, a, b)
         assert isinstance(got, np.ndarray)
         np.testing.assert_allclose(got, a @ b, rtol=1e-6)
-
-
-@pytest.mark.parametrize("order", "CFA")
-def test_compiled_numpy_order(order: str) -> None:
-    a, b = np.random.default_rng(0).random((2, 3, 3))
-    for operands in ((a, b), (np.asfortranarray(a), np.asfortranarray(b))):
-        got, _ = compiled(lambda a, b: fast_einsum("ij,jk->ki", a, b, order=order), *operands)
-        np.testing.assert_allclose(got, (a @ b).T)
-        assert got.strides == fast_einsum("ij,jk->ki", *operands, order=order).strides
 
 
 # ---- where the compiler calls it

@@ -16,7 +16,6 @@ from einops_fast import (
     patched,
     scaled_dot_product_attention,
 )
-from einops_fast.attention import attend
 
 CASES = [
     ("ijk,jk->i", [(2, 3, 4), (3, 4)]),
@@ -123,24 +122,6 @@ def test_fx_is_told_what_makes_a_node_of_other_functions(call: Any) -> None:
         torch.fx.symbolic_trace(lambda x: call(x))
 
 
-def test_jit_records_attention_without_choosing_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[bool] = []
-    choose = attend.choose
-    monkeypatch.setattr(
-        attend, "choose", lambda *given, recorded=False: asked.append(recorded) or choose(*given, recorded=recorded)
-    )
-    q, other = torch.randn(2, 3, 5, 4), torch.randn(3, 3, 7, 4)
-    for causal in (False, True):
-
-        def call(q: Any, causal: bool = causal) -> Any:
-            return attention(q, q, q, layout="bhsd", causal=causal)
-
-        traced = torch.jit.trace(call, (q,), check_trace=False)
-        torch.testing.assert_close(traced(other), call(other))
-    assert asked[0] is asked[-2] is True
-    assert asked[-1] is False
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("causal", [False, True])
 def test_jit_records_attention_on_a_gpu(causal: bool) -> None:
@@ -188,10 +169,3 @@ def test_jit_records_what_many_lengths_came_with_before(name: str) -> None:
     traced = torch.jit.trace(call, given(9), check_trace=False)
     for length in (9, 12, 2):
         torch.testing.assert_close(traced(*given(length)), call(*given(length)))
-
-
-def test_fx_writes_down_an_expression_that_a_transform_called_before() -> None:
-    expression = contract_expression("ij,jk->ik", (2, 3), (3, 4))
-    a, b = operands([(2, 3), (3, 4)])
-    torch.func.vmap(expression)(a[None], b[None])
-    torch.testing.assert_close(torch.fx.symbolic_trace(lambda a, b: expression(a, b))(a, b), a @ b)

@@ -1,7 +1,6 @@
 """Whole calls of `attention` by the kernels of this package, on arrays as they are given: again and again, changed."""
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 from typing import Any
 from unittest import mock
 
@@ -10,8 +9,6 @@ import torch
 from attention_problems import DEVICE, randn, whole_calls
 
 from einops_fast import attention, attention_backend, autotune
-from einops_fast.attention import attend
-from einops_fast.backends.torch.attention import call as torch_attention
 from einops_fast.backends.torch.attention.implementations.triton import Triton
 from einops_fast.runtime.tuning import current_mode
 
@@ -115,39 +112,6 @@ def test_gradients_of_gradients(name: str) -> None:
         first = _gradients(_results(way, arguments, options), leaves, 1, create_graph=True)
         again.append(_gradients(tuple(first), leaves, 2))
     _check(*again)
-
-
-def test_calls_that_are_alike_are_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Any] = []
-    original = attend.plan_of
-    monkeypatch.setattr(attend, "plan_of", lambda *arguments: made.append(arguments) or original(*arguments))
-    looked: list[Any] = []
-    call = torch_attention.GivenAttention.__call__
-    monkeypatch.setattr(
-        torch_attention.GivenAttention, "__call__", lambda self, *arrays: looked.append(self) or call(self, *arrays)
-    )
-    pattern, shapes, _ = CASES["batch positions heads"]
-    q, k, v = (torch.randn(shape, device=DEVICE) for shape in shapes)
-    leaf = q.clone().requires_grad_()
-    variants: list[tuple[tuple[Any, ...], dict[str, Any], Any]] = [
-        ((q, k, v), {}, nullcontext()),
-        ((leaf, k, v), {}, nullcontext()),
-        ((leaf, k, v), {}, torch.no_grad()),
-        ((q.half(), k.half(), v.half()), {}, nullcontext()),
-        ((q.mT.contiguous().mT, k, v), {}, nullcontext()),
-        ((q[:1], k[:1], v[:1]), {}, nullcontext()),
-        ((q, k, v), {"causal": True}, nullcontext()),
-        ((q, k, v), {"scale": 0.5}, nullcontext()),
-        ((q, k, v), {"mask": ("ij", torch.ones(7, 9, device=DEVICE, dtype=torch.bool))}, nullcontext()),
-        ((q, k, v), {"mask": ("bij", torch.ones(2, 7, 9, device=DEVICE, dtype=torch.bool))}, nullcontext()),
-    ]
-    for _ in range(3):
-        for arrays, options, mode in variants:
-            with attention_backend("triton"), mode:
-                attention(pattern, *arrays, **options)
-    assert len(made) == len(variants)
-    assert len(looked) == 3 * len(variants)
-    assert len({id(each) for each in looked}) == len(variants)
 
 
 def test_what_changes_takes_effect() -> None:

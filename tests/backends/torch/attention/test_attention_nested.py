@@ -93,14 +93,6 @@ def test_further_arrays_of_nested_tensors_have_patterns(heads):
         torch.testing.assert_close(own, attention(pattern, q_part[None], k_part[None], k_part[None], **options)[0])
 
 
-def test_packed_sequences_are_counted_by_an_axis_of_their_own():
-    q = torch.randn(6, 2, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    mask = torch.tensor([[True, False, True, True], [False, True, True, True]])
-    arguments = {"layout": "thd", "cu_seqlens_q": torch.tensor([0, 2, 6])}
-    found = attention(q, q, q, mask=("packed j", mask), **arguments)
-    torch.testing.assert_close(found, attention(q, q, q, mask=mask[:, None, None], **arguments))
-
-
 def test_nested_tensors_that_do_not_fit():
     one = torch.nested.nested_tensor([torch.ones(2, 4), torch.ones(3, 4)], layout=torch.jagged)
     other = torch.nested.nested_tensor([torch.ones(3, 4), torch.ones(3, 4)], layout=torch.jagged)

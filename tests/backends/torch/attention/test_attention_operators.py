@@ -7,7 +7,6 @@ import pytest
 import torch
 import triton
 from attention_problems import DEVICE, SMALL, attention, check, leaves, oracle, randn, run, tiles
-from torch_operands import whole
 
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.backends.torch.attention import call as torch_attention
@@ -94,25 +93,6 @@ def test_operators_are_well_formed() -> None:
             # Whatever differs from a second run differs in the interpreter's order, not in memory.
             test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
         )
-
-
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_compiled_whole(dynamic: bool) -> None:
-    spec, inputs = attention((1, 2), 3, 5, head_dim=4, causal=True, bias=(1, 1, 3, 5))
-
-    def model(q: Any, k: Any, v: Any, bias: Any) -> Any:
-        own = replace(spec, q_len=q.shape[-2], kv_len=k.shape[-2], q_batch=tuple(q.shape[:-2]))
-        out, lse = torch_attention.triton_attention(own, AttentionInputs(q * 2, k, v, bias))
-        return out.sin().sum() + lse.sum()
-
-    with tiles():
-        results = []
-        for way in (whole(model, dynamic=dynamic), model):
-            leaf = leaves(inputs)
-            operands = leaf.q, leaf.k, leaf.v, leaf.bias
-            value = way(*operands)
-            results.append([value, *torch.autograd.grad(value, operands)])
-        torch.testing.assert_close(*results)
 
 
 def test_what_the_kernels_do_not_do() -> None:

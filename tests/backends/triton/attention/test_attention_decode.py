@@ -11,7 +11,6 @@ from hopper_attention import MARKS, ON_GPU, hopper_kernels
 
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.backends.torch.attention import call as torch_attention
-from einops_fast.backends.torch.attention import runs as torch_attention_runs
 from einops_fast.backends.triton.attention import plan as attention_plan
 from einops_fast.backends.triton.attention.decode import plan as hopper_decode_plan
 
@@ -124,15 +123,6 @@ def test_lengths_of_sequences(lengths: tuple[int, ...], options: dict[str, Any],
     assert ran == [RAN] * (RUNS + 1)
 
 
-def test_many_sequences(ran: list[Any]) -> None:
-    """More than are looked at at once."""
-    count, most = (300, 300) if ON_GPU else (150, 70)
-    lengths = torch.randint(0, most + 1, (count,), generator=torch.Generator().manual_seed(0)).tolist()
-    options = {} if ON_GPU else {"batch": (count, 1), "k_batch": (count, 1)}
-    checked(*grouped(tuple(lengths), most, q_len=1, causal=True, **options))
-    assert ran == [RAN] * RUNS
-
-
 @pytest.mark.parametrize(
     ("page_size", "features", "block"),
     [(page, features, 0) for page in (16, 48, 64, 256) for features in (64, 128, 256)]
@@ -167,13 +157,6 @@ def test_any_strides(ran: list[Any]) -> None:
     assert ran == [RAN] * 8
 
 
-@pytest.mark.skipif(ON_GPU, reason="the counters are in a GPU's memory")
-def test_counters_are_left_as_they_were(ran: list[Any]) -> None:
-    run(*attention(**GROUPED, q_len=3, kv_len=70, dtype="float16"), gradients=False)
-    ((_, counters),) = torch_attention_runs.MEMORY._counters.values()
-    assert not counters.any()
-
-
 @pytest.mark.skipif(not ON_GPU, reason="nothing is queued")
 def test_odd_addresses_take_the_other_kernels(ran: list[Any]) -> None:
     spec, inputs = attention((2, 2), 2, 500, 64, dtype="float16")
@@ -204,9 +187,3 @@ def test_captured_in_a_graph_and_on_two_streams() -> None:
                 found.append(torch_attention.triton_attention(spec, inputs)[0])
     torch.cuda.synchronize()
     assert all(torch.equal(each, expected) for each in (*found, captured))
-
-
-@pytest.mark.skipif(not ON_GPU, reason="there a device with many units counts")
-def test_many_rows_take_the_other_kernels(ran: list[Any]) -> None:
-    checked(*attention((2, 2, 4), 16, 500, 64, k_batch=(2, 2, 1), dtype="bfloat16"))
-    assert ran == []

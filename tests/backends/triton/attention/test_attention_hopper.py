@@ -14,9 +14,7 @@ from hopper_attention import MARKS, ON_GPU, check_hopper, hopper_kernels, kernel
 from einops_fast import attention as whole_attention
 from einops_fast import attention_backend
 from einops_fast.attention.spec import AttentionInputs
-from einops_fast.backends.torch.attention import gradients as torch_attention_gradients
 from einops_fast.backends.triton.attention.around import copyable, mask_bounds
-from einops_fast.backends.triton.attention.hopper import plan as hopper_plan
 from einops_fast.backends.triton.attention.hopper import tilings as hopper_tilings
 from einops_fast.runtime.plan_cache import clear_plans
 
@@ -139,16 +137,6 @@ APART: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("options", "features"), with_features(APART), ids=str)
-def test_gradients_of_shared_keys_are_summed_up_afterwards(
-    options: dict[str, Any], features: tuple[int, int] | None, ran: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch_attention_gradients, "pays_apart", lambda spec, units: True)
-    monkeypatch.setattr(copyable, "_LENGTH", 100)
-    check_hopper(*problem(options, features))
-    assert {"hopper_keys_kernel", "hopper_queries_kernel"} <= {*ran}
-
-
 MASKS: dict[str, dict[str, Any]] = {
     "by key": {"mask": (2, 1, 1, 400)},
     "by query": {"mask": (1, 2, 300, 1)},
@@ -175,15 +163,6 @@ def test_what_a_mask_hides_at_both_ends_is_left_out(
 def several_groups(long: int) -> AbstractContextManager[Any]:
     """As where sequences of so many positions are long."""
     return mock.patch.multiple(hopper_tilings, _LONG=long, _forward_alone=lambda *_: [])
-
-
-@pytest.mark.parametrize("case", ["plain", "causal, keys that none sees", "bias", "one bias"])
-@pytest.mark.parametrize("head_dim", [16, 40, 72])
-def test_groups_that_take_turns(head_dim: int, case: str, ran: list[str]) -> None:
-    spec, inputs = problem(CASES[case], head_dim=head_dim, softcap=3.0 * (case == "bias"))
-    with several_groups(50):
-        check_hopper(spec, inputs, gradients=False)
-    assert ran == kernels_of(spec, gradients=False)
 
 
 @pytest.mark.parametrize(
@@ -253,25 +232,6 @@ def test_copies_of_biases_and_masks_at_odd_places(case: str, moved: bool, dtype:
     assert ran == kernels_of(spec)
 
 
-@pytest.mark.parametrize("bias", [(2, 3), (1, 3)])
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_biases_with_gaps_after_rows(bias: tuple[int, int], dtype: str, ran: list[str]) -> None:
-    """Hardware copies rows that lie apart by multiples of 16 bytes; their gradient has no gaps and goes by a copy."""
-    spec, inputs = problem({"batch": (2, 3), "q_len": 129, "kv_len": 203, "bias": (*bias, 129, 203), "causal": True})
-    inputs.bias = randn(*bias, 129, 208, dtype=dtype, seed=3)[..., :203]
-    check_hopper(spec, inputs)
-    assert ran == kernels_of(spec)
-
-
-@pytest.mark.parametrize(("scores", "size"), [(1 << 20, 1 << 30), (0, 1 << 10)])
-@pytest.mark.parametrize("added", ["bias", "mask"])
-def test_no_copies_of_few_scores_or_of_many_bytes(added: str, scores: int, size: int, ran: list[str]) -> None:
-    spec, inputs = problem({"batch": (1, 2), "q_len": 40, "kv_len": 131, added: (1, 1, 40, 131)})
-    with mock.patch.object(copyable, "_SCORES", scores), mock.patch.object(copyable, "_MOST_BYTES", size):
-        check_hopper(spec, inputs)
-    assert ran == []
-
-
 SUMMED: dict[str, dict[str, Any]] = {
     "over batch": {"batch": (5, 2), "bias": (1, 2, 140, 72)},
     "over heads": {"batch": (2, 7), "bias": (2, 1, 140, 72), "causal": True},
@@ -279,18 +239,6 @@ SUMMED: dict[str, dict[str, Any]] = {
     "odd rows": {"batch": (3, 3), "bias": (1, 3, 140, 71), "kv_len": 71, "mask": (3, 1, 140, 71)},
     "wide": {"batch": (5, 1), "bias": (1, 1, 140, 72), "head_dim": 72},
 }
-
-
-@pytest.mark.parametrize(
-    ("case", "parts"),
-    [*((case, 2) for case in SUMMED), ("over batch", 3), ("over heads", 3)]
-    + [(case, parts) for case in SUMMED for parts in (1, 7) if ON_GPU],
-)
-def test_parts_of_the_gradient_of_a_bias(case: str, parts: int, ran: list[str]) -> None:
-    spec, inputs = problem({"kv_len": 72, "head_dim": 64 if ON_GPU else 16, **SUMMED[case]})
-    with mock.patch.object(hopper_plan, "parts_of_sums", return_value=parts), mock.patch.object(copyable, "_SCORES", 0):
-        check_hopper(spec, inputs)
-    assert ran == kernels_of(spec)
 
 
 @pytest.mark.skipif(ON_GPU, reason="calls as a whole run the general kernels there")

@@ -6,13 +6,10 @@ from typing import Any
 import pytest
 import torch
 from attention_problems import DEVICE, Poisoned, attention
-from gluon_on_cpu import functions_on_cpu
 
 from einops_fast.attention.spec import AttentionSpec
 from einops_fast.backends.torch.attention.layouts import problem_of
-from einops_fast.backends.triton.attention.around import copyable, mask_bounds
-from einops_fast.backends.triton.attention.hopper import positions
-from einops_fast.backends.triton.attention.hopper.call import numbers_of, programs_of
+from einops_fast.backends.triton.attention.around import mask_bounds
 from einops_fast.backends.triton.attention.hopper.tiles import HopperTiling
 from einops_fast.backends.triton.attention.hopper.tilings import (
     bytes_of_one,
@@ -23,7 +20,7 @@ from einops_fast.backends.triton.attention.hopper.tilings import (
     shared_bytes,
 )
 from einops_fast.backends.triton.attention.problem import Layout, Problem, problem
-from einops_fast.planning.layout import contiguous_in_order, contiguous_strides
+from einops_fast.planning.layout import contiguous_strides
 
 REGISTERS = 1 << 16
 
@@ -78,76 +75,6 @@ def test_programs_that_share_a_multiprocessor_have_room(
             assert tiling.registers >= (64 if tiling.block <= 64 else 90)
             shared = tiling.groups * tiling.group_registers + 24
             assert 0 <= tiling.registers * (tiling.groups + 1) - shared < 8 * (tiling.groups + 1)
-
-
-@pytest.mark.parametrize(
-    ("heads", "length", "features", "options", "groups"),
-    [
-        (4096, 144, 64, {}, 1),
-        (4096, 256, 32, {"added": ("bias",)}, 1),
-        (4096, 320, 128, {}, 1),
-        (4096, 512, 128, {}, 2),
-        (4096, 256, 64, {"softcap": 5.0}, 1),
-        (4096, 600, 64, {"softcap": 5.0}, 2),
-        (4096, 4096, 64, {"window": (1000, 20)}, 1),
-        (4096, 4096, 64, {"window": (1000, 200)}, 2),
-        (4096, 256, 40, {}, 2),
-        (64, 4096, 64, {}, 3),
-        # As many rounds as pay with few keys only.
-        (16, 4096, 64, {}, 3),
-        # Two rounds of tiles of 192 queries, of which the second is a third full.
-        (16, 2048, 64, {}, 1),
-        (16, 2048, 64, {"causal": True}, 2),
-        (4096, 144, 192, {}, 2),
-    ],
-)
-def test_tiles_of_the_forward_kernel(
-    heads: int, length: int, features: int, options: dict[str, Any], groups: int
-) -> None:
-    assert forward(planned(heads, length, features, **options)).groups == groups
-
-
-@pytest.mark.parametrize(("length", "copied"), [(1 << 22, True), (1 << 24, False)])
-def test_no_copies_of_what_takes_64_bits_inside_a_tile(length: int, copied: bool) -> None:
-    """Where features lie that far apart, the general kernels read the arrays as they lie."""
-    spec = AttentionSpec((2,), (2,), (2,), (2,), length, length, 128, 128, "float16", 0.1)
-    shape = (2, length, 128)
-    apart, beside = contiguous_in_order(shape, (0, 2, 1)), contiguous_strides(shape)
-    layouts = {
-        "q": Layout(shape, apart, "float16"),
-        **dict.fromkeys(("k", "v", "out"), Layout(shape, beside, "float16")),
-        "lse": Layout(shape[:2], (length, 1)),
-    }
-    given = problem(spec, layouts, ((9, 0), 132))
-    found, copies = copyable.on_copies(given, ("q", "k", "v", "out"), lambda _: True)
-    copied_names = set(copies.strides) if copies else set()
-    assert (copied_names, found.features.wide) == (({"q"}, False) if copied else (set(), True))
-
-
-@pytest.mark.parametrize("turned", [False, True])
-@pytest.mark.parametrize(
-    ("heads", "length", "units", "most"),
-    [(128, 2048, 132, 1.02), (32, 4096, 132, 1.03), (16, 1024, 4, 1.01), (33, 700, 10, 1.15), (2, 500, 132, 30.0)],
-)
-def test_causal_tiles_are_dealt_out_evenly(heads: int, length: int, units: int, most: float, turned: bool) -> None:
-    """Each tile once, and no program has ``most`` times as many blocks as there are on average."""
-    given = planned(heads, length, 64, causal=True, units=units)
-    tiling = HopperTiling(2, 64, 2, 64, 64, ((True,) * 3,) * 7, right=True, turned=turned)
-    numbers = numbers_of(given, tiling, heads, length)
-    programs = programs_of(given, tiling, heads, length)
-    deal = functions_on_cpu(positions.__name__, programs=programs)["tile_of"]
-    seen: list[tuple[int, int]] = []
-    blocks = [0] * programs
-    for turn in range(numbers.turns):
-        element, start, first, *_, end = map(int, deal(turn, numbers, tiling))
-        assert 0 <= element < heads
-        blocks[turn % programs] += max(0, end - first)
-        if start < length:
-            seen.append((element, start))
-        else:
-            assert end <= first
-    assert sorted(seen) == [(head, start) for head in range(heads) for start in range(0, length, 128)]
-    assert max(blocks) <= most * sum(blocks) / units
 
 
 SHAPES = [(2, 3, 200, 500), (2, 1, 200, 500), (1, 1, 200, 500), (2, 1, 1, 500), (1, 3, 200, 1), (1, 1, 1, 1)]

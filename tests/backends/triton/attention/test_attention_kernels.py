@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import permutations
 from typing import Any
 
 import pytest
@@ -172,12 +171,6 @@ BATCHES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", BATCHES)
-def test_batch_axes(name: str) -> None:
-    with tiles():
-        check(*attention(**BATCHES[name], head_dim=8, causal=True))
-
-
 LAYOUTS: dict[str, Callable[[Any], Any]] = {
     "reversed": lambda x: x.permute(*range(x.dim())[::-1]).contiguous().permute(*range(x.dim())[::-1]),
     "heads inside": lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
@@ -209,26 +202,6 @@ def test_layouts_do_not_matter(layout: str) -> None:
         assert_same(found[name], value)
 
 
-def test_gradients_lie_as_their_operands() -> None:
-    spec, inputs = attention((1, 2), 5, 7)
-    turned = (each.transpose(1, 2).contiguous().transpose(1, 2) for each in (inputs.q, inputs.k, inputs.v))
-    inputs = AttentionInputs(*turned)
-    with tiles():
-        found = run(spec, inputs)
-    for name in ("q", "k", "v"):
-        assert found[name].stride() == getattr(inputs, name).stride()
-
-
-def test_the_result_lies_in_any_order() -> None:
-    spec, inputs = attention((2, 2), 5, 7, head_dim=5)
-    with tiles():
-        expected = run(spec, inputs)
-        for order in list(permutations(range(4)))[::3]:
-            found = run(replace(spec, order=order), inputs, gradients=order[0] == 2)
-            assert found["out"].permute(order).is_contiguous()
-            assert all(torch.equal(value, expected[name]) for name, value in found.items())
-
-
 def test_gradients_of_any_layout_come_in() -> None:
     spec, inputs = attention((2, 1), 17, 18)
     with tiles():
@@ -241,29 +214,6 @@ def test_gradients_of_any_layout_come_in() -> None:
             expected = torch.autograd.grad([out, lse], [leaf.q, leaf.k, leaf.v], plain)
             for value, plainly in zip(found, expected, strict=True):
                 assert_same(value, plainly)
-
-
-def test_logarithms_that_nobody_asked_for() -> None:
-    spec, inputs = attention((1, 2), 17, 18)
-    with tiles():
-        given = []
-        for own in (spec, replace(spec, lse=False)):
-            leaf = leaves(inputs)
-            out, lse = torch_attention.triton_attention(own, leaf)
-            assert (lse is None) == (not own.lse)
-            given.append([out, *torch.autograd.grad(out.sum(), [leaf.q, leaf.k, leaf.v])])
-        with torch.no_grad():
-            assert torch_attention.triton_attention(replace(spec, lse=False), inputs)[1] is None
-    assert all(map(torch.equal, *given))
-
-
-def test_wide_offsets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The 64-bit way, which only arrays of gigabytes take."""
-    from einops_fast.backends.triton.attention import problem
-
-    monkeypatch.setattr(problem, "_wide", lambda *args: True)
-    with tiles():
-        check(*attention((2,), bias=(1, 21, 37), mask=(2, 1, 37), window=(9, 9)))
 
 
 VARLEN: dict[str, dict[str, Any]] = {
@@ -283,16 +233,6 @@ VARLEN: dict[str, dict[str, Any]] = {
 def test_packed_sequences(name: str) -> None:
     with tiles():
         check(*packed((5, 0, 33, 17), (20, 3, 40, 0), **VARLEN[name]))
-
-
-def test_tokens_of_no_sequence_get_zeros() -> None:
-    spec, inputs = packed((5, 17), (20, 9), extra=3)
-    with tiles():
-        found = run(spec, inputs)
-    for name in ("out", "q", "k", "v"):
-        assert not found[name][:, :, -3:].any(), name
-        assert not found[name].isnan().any(), name
-    assert (found["lse"][..., -3:] == -float("inf")).all()
 
 
 @pytest.mark.parametrize("options", [{"causal": True}, {"window": (6, 2), "bias": (1, 2, 21, 37)}])
@@ -323,28 +263,6 @@ def test_few_queries_of_shared_keys(name: str) -> None:
             check(spec, inputs, gradients=False)
 
 
-@pytest.mark.parametrize(("q_len", "kv_len"), [(0, 5), (5, 0), (0, 0), (1, 1), (1, 40), (40, 1)])
-@pytest.mark.parametrize("options", [{}, {"causal": True, "alignment": "bottom_right"}])
-def test_lengths_that_differ(q_len: int, kv_len: int, options: dict[str, Any]) -> None:
-    with tiles():
-        check(*attention((2,), q_len, kv_len, head_dim=4, **options))
-
-
-@pytest.mark.parametrize("batch", [(0, 2), (2, 0)])
-def test_no_batch_elements(batch: tuple[int, ...]) -> None:
-    with tiles():
-        check(*attention(batch, 5, 7, head_dim=4, bias=(1, 1, 5, 7), sinks=(1, 1)))
-
-
-def test_default_tiles() -> None:
-    """At lengths around theirs, and for few queries."""
-    for q_len, kv_len in ((3, 127), (113, 129), (129, 113)):
-        check(*attention((1,), q_len, kv_len, head_dim=24, causal=True, window=(100, None)))
-    spec, inputs = attention((1, 2, 4), 2, 1023, k_batch=(1, 2, 1), causal=True, alignment="bottom_right")
-    check(spec, inputs, gradients=False)
-    check(*cached((1023,), batch=(1, 3), q_len=16, kv_len=1023), gradients=False)
-
-
 def test_rows_without_keys() -> None:
     spec, inputs = attention((2, 2), mask=(2, 1, 21, 37), sinks=(1, 2), bias=(1, 2, 21, 37), causal=True)
     inputs.mask[0, 0, 3:9] = False
@@ -358,11 +276,3 @@ def test_rows_without_keys() -> None:
         bare.bias[0, 0, 12] = -float("inf")
         found = check(replace(spec, sinks=False), bare)
         assert not found["out"][:, 0, 12].any()
-
-
-@pytest.mark.parametrize(
-    ("head_dim", "v_head_dim"), [(1, 1), (3, 20), (17, 5), (40, 40), (48, 7), (80, 96), (100, 64), (7, 130), (256, 33)]
-)
-def test_sizes_of_heads(head_dim: int, v_head_dim: int) -> None:
-    with tiles():
-        check(*attention((1,), 17, 18, head_dim, v_head_dim, causal=True, sinks=(1,)))

@@ -12,7 +12,6 @@ from einops_fast.backends.torch.attention import runs as torch_attention_runs
 from einops_fast.backends.torch.memory import TorchMemory
 from einops_fast.backends.triton.attention.short import plan as short_plan
 from einops_fast.backends.triton.launching.kernel_call import KernelCall
-from einops_fast.runtime.plan_cache import clear_plans
 
 
 @pytest.fixture(autouse=True)
@@ -60,24 +59,6 @@ def test_half_precision(dtype: str, lengths: tuple[int, int], ran: list[Any]) ->
     assert ran == ["forward", 3 if bias else 1]
 
 
-def test_parts_of_a_bias(ran: list[Any]) -> None:
-    """Elements that don't divide into parts evenly, and axes on both sides of those that the bias has."""
-    spec, inputs = attention((3, 2, 3), 9, 10, bias=(1, 2, 1, 9, 10))
-    for units in (132, 4, 1):
-        with mock.patch.object(TorchMemory, "processors", return_value=((9, 0), units)):
-            torch_attention_runs._calls.clear()
-            clear_plans()
-            check(spec, inputs)
-    assert ran == ["forward", 9, "forward", 4, "forward", 1]
-
-
-@pytest.mark.parametrize("wanted", [("q",), ("k",), ("v",), ("bias",), ("sinks",), ("k", "bias")])
-@pytest.mark.parametrize("bias", [(2, 2, 21, 37), (1, 2, 21, 37)])
-def test_some_gradients(wanted: tuple[str, ...], bias: tuple[int, ...], ran: list[Any]) -> None:
-    check(*attention(bias=bias, sinks=(1, 2)), wanted=wanted)
-    assert len(ran) == 2
-
-
 def test_layouts(ran: list[Any]) -> None:
     """Permuted, sliced and expanded operands, and operands that lack axes."""
     spec, inputs = attention((2, 3), 20, 30, q_batch=(2, 1), k_batch=(2, 3), v_batch=(1, 3))
@@ -101,13 +82,6 @@ def test_dropout_has_the_mask_of_the_tiled_kernels(ran: list[Any]) -> None:
     assert ran == ["forward", 1]
     for name, value in found.items():
         torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("q_len", [1, 16, 17])
-def test_shared_keys(q_len: int, ran: list[Any]) -> None:
-    """Few queries of all heads that share keys are a tile of another kernel; gradients are sums over these heads."""
-    check(*attention((2, 3), q_len, 40, k_batch=(2, 1), bias=(1, 3, q_len, 40)))
-    assert ran == ["forward"] * (q_len > 16)
 
 
 def test_what_is_not_for_one_tile(ran: list[Any]) -> None:

@@ -13,13 +13,9 @@ from kernel_problems import check, problems
 from kernel_tensors import DEVICE, MEMORY
 
 from einops_fast.backends.triton.contraction import candidates
-from einops_fast.backends.triton.contraction.boxes.tilings import tilings
 from einops_fast.backends.triton.contraction.candidates import kernel_candidates
-from einops_fast.backends.triton.contraction.problems import Contraction, problem
 from einops_fast.backends.triton.contraction.ways import BoxCandidate, BoxKernel
-from einops_fast.backends.triton.device.tiling import Axis
 from einops_fast.backends.triton.launching.launch import copies_boxes
-from einops_fast.planning.layout import contiguous_strides
 
 on_hopper = pytest.mark.skipif(DEVICE == "cpu" or not copies_boxes(), reason="needs a Hopper GPU")
 
@@ -102,14 +98,6 @@ def test_boxes_on_a_cpu(equation: str, shapes: Any, monkeypatch: pytest.MonkeyPa
         check(equation, operands, found)
 
 
-def test_a_result_that_the_hardware_writes_in_another_order() -> None:
-    operands = halves((136, 72), (65, 72))
-    with boxes_on_cpu(2):
-        found = boxes_executed("ik,jk->ij", operands)
-        assert {(each.tiling.loose, each.in_order) for each in found} == {(True, True), (False, False)}
-        check("ik,jk->ij", operands, found)
-
-
 @on_hopper
 @pytest.mark.gpu
 def test_boxes_of_slices() -> None:
@@ -138,28 +126,6 @@ def test_another_kernel_where_the_launcher_refuses_an_address(equation: str, sha
     operands = [each.to(DEVICE) for each in halves(*shapes)]
     with boxes_on_cpu(2), mock.patch.object(BoxKernel, "__call__", return_value=False):
         check(equation, operands, boxes(equation, operands))
-
-
-def loops(equation: str, *shapes: tuple[int, ...]) -> Any:
-    step = fused_step(equation, [torch.empty(shape, dtype=torch.float16, device="meta") for shape in shapes])
-    return problem(step, contiguous_strides(step.shape))
-
-
-@problems(
-    ("ik,kj->ij", (256, 100), (100, 256)),  # strides of 200 bytes
-    ("aebf,dfce->abcd", (8, 16, 8, 64), (8, 64, 8, 16)),  # contiguous along two contracted axes
-    ("dca,bd->abc", (64, 64, 64), (64, 64)),  # contiguous along two kinds of rows
-)
-def test_no_boxes_where_strides_forbid_it(equation: str, shapes: Any) -> None:
-    assert tilings(loops(equation, *shapes), "float16", ON) == []
-
-
-def test_no_boxes_of_wide_elements_nor_of_negative_strides() -> None:
-    of = loops("ik,kj->ij", (256, 128), (128, 256))
-    assert tilings(of, "float16", ON)
-    assert tilings(of, "float32", ON) == []
-    rows, columns, contracted = Axis(256, (-128, 0, 256)), Axis(256, (0, 1, 1)), Axis(128, (1, 256, 0))
-    assert tilings(Contraction((), (rows,), (columns,), (contracted,)), "float16", ON) == []
 
 
 @pytest.mark.skipif(DEVICE != "cpu" and not copies_boxes(), reason="needs a Hopper GPU, or none")

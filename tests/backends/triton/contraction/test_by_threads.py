@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from fused_steps import ON, fused_step
+from fused_steps import fused_step
 from gluon_on_cpu import by_threads_on_cpu
 
 from einops_fast.backends.triton.contraction.problems import (
@@ -12,8 +12,7 @@ from einops_fast.backends.triton.contraction.problems import (
     layouts,
     problem,
 )
-from einops_fast.backends.triton.contraction.threads.tiles import FmaTiling
-from einops_fast.backends.triton.contraction.threads.tilings import tiling_of, tilings
+from einops_fast.backends.triton.contraction.threads.tilings import tiling_of
 from einops_fast.backends.triton.launching.launch import interpreted
 
 
@@ -66,55 +65,3 @@ def test_tiles(  # type: ignore[no-untyped-def]
     by_threads_on_cpu(tiling, left, right, memory)
     found = torch.as_strided(memory.double().sum(0), step.shape, orders[order])
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-
-
-def tilings_of(equation: str, *shapes: tuple[int, ...]) -> list[FmaTiling]:
-    step = fused_step(equation, [torch.empty(shape, device="meta") for shape in shapes])
-    loops = problem(step, layouts(step)[0])
-    assert isinstance(loops, Contraction)
-    return [tiling for _, tiling in tilings(loops, ON)]
-
-
-@pytest.mark.parametrize("rows", [32, 72, 100, 288])
-@pytest.mark.parametrize("columns", [32, 50, 96])
-def test_lanes_read_from_all_banks(rows: int, columns: int) -> None:
-    """Of operands that are contiguous along contracted axes, the lanes of half a warp read different banks."""
-    for tiling in tilings_of("bik,bjk->bij", (64, rows, 128), (64, columns, 128)):
-        for operand in (0, 1):
-            for part in range(len(tiling.parts_of(operand))):
-                bases = [base[0] for base in tiling.reading_layout(operand, part, 2).lane_bases[:4]]
-                lanes = range(1 << len(bases))
-                places = {sum(base for at, base in enumerate(bases) if lane >> at & 1) for lane in lanes}
-                shared, depth = tiling.shared_layout(operand, part), tiling.contracted.block
-                starts = [row * depth + 4 * (row // shared.per_phase % shared.max_phase) for row in places]
-                banks = [start // 2 % 16 for start in starts]
-                assert len(set(banks)) == len(banks), (tiling.name, operand, part)
-
-
-@pytest.mark.parametrize("shapes", [((4096, 288), (288, 144)), ((288, 288), (4096, 288)), ((64, 40), (40, 24))])
-def test_an_operand_is_turned(shapes: tuple[tuple[int, ...], ...]) -> None:
-    """Tiles are tried that turn the one operand that is contiguous along contracted axes, and none where both are."""
-    equation = "ik,kj->ij" if shapes[0][1] == shapes[1][0] else "ik,jk->ij"
-    turned = [tiling for tiling in tilings_of(equation, *shapes) if tiling.one_by_one]
-    assert bool(turned) == (equation == "ik,kj->ij")
-    for tiling in turned:
-        assert "turned" in tiling.name
-        (operand,) = tiling.one_by_one
-        assert not tiling.in_runs(operand, 0)
-        for part in range(len(tiling.parts_of(operand))):
-            places = _all_places(tiling.shared_layout(operand, part).offset_bases)
-            size = tiling.block_of(operand, part)
-            assert {*places} == {(row, at) for row in range(size) for at in range(tiling.contracted.block)}
-            offsets = {place: offset for offset, place in enumerate(places)}
-            reading = [(4 * lane, 0) for lane in range(min(8, size // 4))]
-            writing = [(row, at) for row in range(min(4, size)) for at in range(8)]
-            assert len({offsets[place] // 4 % 8 for place in reading}) == len(reading)
-            assert len({offsets[place] % 32 for place in writing}) == len(writing)
-
-
-def _all_places(bases: list[list[int]]) -> list[tuple[int, int]]:
-    """Row and position at each offset."""
-    found = [(0, 0)]
-    for row, at in bases:
-        found += [(row ^ other, at ^ position) for other, position in found]
-    return found

@@ -3,7 +3,6 @@
 import random
 import zlib
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,14 +14,11 @@ from kernel_tensors import DEVICE, MEMORY, Poisoned, decided, randn, randoms
 from einops_fast import autotune, fast_einsum
 from einops_fast.backends.triton.contraction.candidates import kernel_candidate, kernel_candidates
 from einops_fast.backends.triton.contraction.chain.kernel import ChainTiling
-from einops_fast.backends.triton.contraction.copies import with_copies
 from einops_fast.backends.triton.contraction.generic import generic_kernel
 from einops_fast.backends.triton.contraction.loops.kernel import ReductionTiling
 from einops_fast.backends.triton.contraction.pointers.kernel import ContractionTiling
-from einops_fast.backends.triton.contraction.problems import ChainProblem, Contraction, Reduction, layouts, problem
+from einops_fast.backends.triton.contraction.problems import ChainProblem, Contraction, Reduction
 from einops_fast.backends.triton.contraction.ways import Candidate, CopyCandidate, KernelCandidate
-from einops_fast.planning.layout import contiguous_strides
-from einops_fast.planning.steps import Fused, Loop
 
 # The interpreter takes milliseconds for each program.
 MOST = 4 if DEVICE == "cuda" else 2
@@ -92,14 +88,6 @@ def test_plans_tell_conjugates_from_what_is_in_memory() -> None:
         conjugate = fast_einsum("bij,bij->bi", one, other.conj())
     torch.testing.assert_close(plain, torch.einsum("bij,bij->bi", one, other))
     torch.testing.assert_close(conjugate, torch.einsum("bij,bij->bi", one, other.conj()))
-
-
-def test_a_program_walks_along_columns() -> None:
-    operands = randoms(((1200, 3), (3, 4), (4, 530)), "float16")
-    found = kernel_candidates(fused_step("ai,ij,jb->ab", operands), "float16", replace(ON, units=2))
-    walking = [way for way in found if "1 across" not in way.name and "×128" in way.name]
-    assert walking
-    check("ai,ij,jb->ab", operands, walking[:2])
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -175,61 +163,8 @@ def test_precision_of_float32_is_what_was_asked_for(precision: str) -> None:
     assert low <= error <= high
 
 
-@pytest.mark.parametrize(
-    ("equation", "shapes", "thin"),
-    [("abc,adb->acd", ((40, 5, 8), (40, 30, 5)), True), ("abc,adc->abd", ((40, 64, 64), (40, 30, 64)), False)],
-)
-def test_thin_products_are_tried_as_loops(equation: str, shapes: Sequence[tuple[int, ...]], thin: bool) -> None:
-    """Where tiles of matrices would be mostly empty; the loops compute the same in every order of the result."""
-    operands = randoms(shapes)
-    loops = [
-        way for way in kernel_candidates(fused_step(equation, operands), "float32", ON) if way.kind is ReductionTiling
-    ]
-    assert bool(loops) == thin
-    check(equation, operands, loops[:3])
-
-
-def test_what_is_predicted_to_be_the_fastest() -> None:
-    """Loops run along the largest arrays, a turning copy along both of its axes; a result along the batch is turned."""
-    way = first("badc,da->cab", "float32", (96, 1000, 3, 31), (3, 1000))
-    assert {axis.size for group in way.tiling.free.groups for axis in group.axes[-1:]} <= {31, 96}
-    loops = tuple(Loop(label, 64, (stride,), True) for label, stride in zip("dcef", (64**3, 64, 1, 64**2), strict=True))
-    way = kernel_candidates(Fused((0,), "dcef", (64,) * 4, loops, False, ()), "float16", ON)[0]
-    assert min(group.block for group in way.tiling.free.groups) >= 16
-    assert not first("aij,ajk->kia", "float16", (60, 200, 256), (60, 256, 200)).in_order
-
-
 def first(equation: str, dtype: str, *shapes: tuple[int, ...]) -> Any:
     return kernel_candidates(fused_step(equation, randoms(shapes, dtype, "meta")), dtype, ON)[0]
-
-
-def test_copies_have_aligned_rows() -> None:
-    """A row is all that the other operand steps through as through one axis; a short one isn't made much longer."""
-    for equation, shapes, row in (
-        ("aedb,deca->cba", ((2, 6, 3, 20), (3, 6, 5, 2)), 24),  # 18
-        ("aedb,ecda->cba", ((2, 6, 65, 20), (6, 5, 65, 2)), 392),  # 390
-        ("adeb,ecda->cba", ((2, 3, 20, 20), (20, 5, 3, 2)), 64),  # 60
-        ("adbe,ecda->cba", ((2, 3, 20, 20), (20, 5, 3, 2)), 72),  # 3 of 20, each of them 24
-        ("aebd,deca->cba", ((2, 6, 20, 3), (3, 6, 5, 2)), 18),  # 6 of 3, which would be 8
-    ):
-        step = fused_step(equation, randoms(shapes, "float16"))
-        strides = [copies[1].strides for copies, _ in with_copies(step, 2, True) if [*copies] == [1]]
-        assert strides
-        assert all(each[1] == row for each in strides), (equation, strides)
-
-
-def test_copies_are_matrices() -> None:
-    """Rows and columns of such an operand are one axis each, in one order of the result; so are the contracted axes."""
-    operands = randoms(((4, 6, 5, 20), (3, 20, 8, 6)), "float16")
-    step = fused_step("aedf,bfce->abcd", operands)
-    copies, then = with_copies(step, 2, True)[-1]
-    assert copies.keys() == {0, 1}
-    orders = [problem(then, strides) for strides in layouts(then)]
-    assert any(isinstance(loops, Contraction) and {len(axes) for axes in loops.roles} == {1} for loops in orders)
-    begins = CopyCandidate.described(copies)
-    found = [way for way in kernel_candidates(step, "float16", ON) if way.name.startswith(begins)]
-    assert found
-    check("aedf,bfce->abcd", operands, found)
 
 
 def test_copies_that_there_is_no_memory_for() -> None:
@@ -277,40 +212,3 @@ def test_a_kernel_is_found_by_its_name(equation: str, shapes: Sequence[tuple[int
             assert found is not None
             assert getattr(found, "tiling", None) == getattr(ways[name], "tiling", None)
         assert kernel_candidate("contraction of nothing", step, dtype, ON) is None
-
-
-def test_an_operand_is_loaded_through_several_axes() -> None:
-    """Where it steps through them as through one, be they short and the result in another order."""
-    for equation, shapes, loaded in (
-        ("ebca,de->bacd", ((16, 5, 8, 3), (24, 16)), 16),
-        ("ebca,de->bacd", ((16, 5, 7, 3), (24, 16)), 2),  # 105 from one contracted position to the next
-        ("ik,kj->ij", ((20, 65), (65, 24)), 2),  # rows and contracted positions are neighbours, but in no tile
-    ):
-        operands = randoms(shapes, "float16")
-        step = fused_step(equation, operands)
-        loops = problem(step, contiguous_strides(step.shape))
-        assert isinstance(loops, Contraction)
-        assert loops.loaded_bytes(0, 2) == loaded
-        check(equation, operands, ways(equation, operands))
-
-
-@pytest.mark.parametrize(
-    ("equation", "shapes"),
-    [
-        ("cba,cab->ab", ((20, 40, 33), (20, 33, 40))),
-        ("abc,acb->", ((5, 33, 70), (5, 70, 33))),
-        ("ab->b", ((3000, 7),)),
-        ("bacd,da->bca", ((3, 35, 20, 6), (6, 35))),
-        ("acbd,da->bca", ((40, 3, 30, 5), (5, 40))),  # what is summed is nearer than the neighbours along the result
-        ("deca,c->aced", ((3, 20, 15, 7), (15,))),  # several axes to a run
-    ],
-)
-def test_loops_in_tiles_of_every_shape(equation: str, shapes: tuple[tuple[int, ...], ...]) -> None:
-    """With runs along one axis or two, in steps or whole, in parts or not: the best of each."""
-    operands = randoms(shapes, "float16")
-    kinds: dict[Any, Candidate] = {}
-    for way in kernel_candidates(fused_step(equation, operands), "float16", ON):
-        blocks = tuple(group.block > 1 for role in (way.tiling.free, way.tiling.summed) for group in role.groups)
-        kinds.setdefault((blocks, way.tiling.split > 1, way.tiling.summed.tiles > 1), way)
-    assert len(kinds) > 1
-    check(equation, operands, list(kinds.values()))

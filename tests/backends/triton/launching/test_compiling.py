@@ -2,10 +2,9 @@
 
 from unittest import mock
 
-import pytest
 from triton import knobs
 
-from einops_fast.backends.triton.launching.compiling import compiling, unpromised, untangled
+from einops_fast.backends.triton.launching.compiling import compiling, untangled
 
 START = """
 \tbfe.u32 \t%r152, %r151, 4, 14;
@@ -33,36 +32,6 @@ def test_further_descriptors_are_made_of_the_first() -> None:
 """
     assert untangled(START + OF_ANOTHER_LAYOUT) == expected
     assert untangled(expected) == expected
-
-
-@pytest.mark.parametrize(
-    "ptx",
-    [
-        START,
-        # No address of 14 bits, which a combination could be a sum of.
-        START.replace("4, 14", "4, 16") + OF_ANOTHER_LAYOUT,
-        # Written more than once: nobody knows what is in there.
-        START + OF_ANOTHER_LAYOUT + "\tadd.s64 \t%rd32, %rd32, 4;\n",
-        "\n".join(f"$L__BB0_{at}:\n{line}" for at, line in enumerate((START + OF_ANOTHER_LAYOUT).split("\n"))),
-    ],
-    ids=["one layout", "no address", "written twice", "blocks"],
-)
-def test_others_stay_as_they_are(ptx: str) -> None:
-    assert untangled(ptx) == ptx
-
-
-def test_the_first_may_be_a_sum_with_bits_of_an_address() -> None:
-    sums = OF_ANOTHER_LAYOUT.replace("or.b64", "add.s64").replace("168;", "100;")
-    assert "%rd87, -36;" in untangled(START + sums)
-    combined = OF_ANOTHER_LAYOUT.replace("168;", "160;")
-    assert untangled(START + combined).endswith("%rd88, %rd32, -4611685949707911136;\n\tadd.s64 \t%rd89, %rd88, 32;\n")
-
-
-def test_nothing_is_promised_of_shifts_of_vectors() -> None:
-    shifted = "%18 = shl nuw nsw <2 x i32> %16, <i32 31, i32 3>"
-    assert unpromised(shifted) == "%18 = shl <2 x i32> %16, <i32 31, i32 3>"
-    for as_it_is in ("%12 = shl nuw nsw i32 %10, 3", "%9 = add nuw nsw <2 x i32> %8, splat (i32 14)"):
-        assert unpromised(as_it_is) == as_it_is
 
 
 def test_triton_compiles_that() -> None:
