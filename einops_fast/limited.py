@@ -29,8 +29,9 @@ from einops_fast.planning.layout import contiguous_strides
 from einops_fast.planning.notation import Subscripts, bind_sizes
 from einops_fast.planning.parts import Rest
 from einops_fast.planning.path import FEW, Network, Path, candidate_paths, with_slices
+from einops_fast.planning.peaks import whole_peak
 from einops_fast.planning.plan import Plan, compile_plan, make_plan
-from einops_fast.planning.slicing import Slicing, cheapest_slicing, whole_peak
+from einops_fast.planning.slicing import Slicing, cheapest_slicing
 from einops_fast.planning.target import Operand
 from einops_fast.planning.trees import Tree, annealed_trees, depth_first
 from einops_fast.runtime.limits import current_limit, limit_now, read_bytes, unlimited
@@ -182,7 +183,7 @@ def _limited(limit: int, operands: Sequence[Any], sizes: Mapping[str, int], out:
         slicing = slicing_of(subscripts, backend, arrays, dtype, casting, optimize, limit)
         pieces = Pieces(slicing, backend, dtype, casting)
         keep(_pieces, key, pieces)
-    result = backend.in_pieces(pieces, arrays)(*arrays) if pieces.slicing.extents else pieces.contract(arrays)
+    result = pieces.contract(arrays) if pieces.slicing.is_whole else backend.in_pieces(pieces, arrays)(*arrays)
     return result if out is None and order == "K" else backend.finish(result, out, order, casting)
 
 
@@ -214,7 +215,7 @@ def in_slices(
     dtype, casting = options["dtype"], options["casting"]
     slicing = slicing_of(subscripts, backend, arrays, dtype, casting, options["optimize"], sys.maxsize)
     pieces = Pieces(slicing, backend, dtype, casting)
-    return backend.in_pieces(pieces, arrays) if slicing.extents else lambda *operands: pieces.contract(operands)
+    return (lambda *operands: pieces.contract(operands)) if slicing.is_whole else backend.in_pieces(pieces, arrays)
 
 
 def slicing_of(
