@@ -20,6 +20,7 @@ from einops_fast.arguments import (
     read_options,
 )
 from einops_fast.backends import Backend
+from einops_fast.chunked import chunked_einsum, has_chunks
 from einops_fast.einsum import fast_einsum, with_sizes
 from einops_fast.errors import OperandError
 from einops_fast.observing.progress import progress
@@ -162,15 +163,18 @@ def _limited(limit: int, operands: Sequence[Any], sizes: Mapping[str, int], out:
     backend, arrays = known_backend(call.arrays, out), call.arrays
     if is_tracing() or (backend is not None and backend.is_recording(arrays)):
         raise _NoPieces("memory_limit isn't for code that is traced: what it's compiled to allocates otherwise")
-    if backend is None and (is_dispatched([*arrays, out]) or is_handed_over(arrays)):
+    chunked = backend is None and has_chunks(arrays)
+    if backend is None and not chunked and (is_dispatched([*arrays, out]) or is_handed_over(arrays)):
         raise _NoPieces("memory_limit isn't for arrays of no backend, whose einsum is their own")
     if sizes or composition(call.spelled) is not None:
         options = {"dtype": dtype, "order": order, "casting": casting, "optimize": optimize}
         return with_sizes(operands, sizes, out, memory_limit=limit, **options)
+    order = read_options(order, casting)
+    if chunked:
+        return chunked_einsum(call, out, dtype, order, casting, optimize, limit)
     backend, arrays = own_arrays(arrays, out)
     if out is not None and dtype is None:
         dtype = backend.dtype_with(arrays, out)
-    order = read_options(order, casting)
     key = (hashable(call.spelled), dtype, casting, hashable(optimize), limit), backend.signature(arrays)
     pieces = _pieces.get(key)
     if pieces is None:
