@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from einops_fast.annotations import Autotune, Casting, Precision
 from einops_fast.backends import Backend, get_backend
+from einops_fast.chunked import explained, has_chunks
 from einops_fast.einsum import plan_arguments, plan_call
 from einops_fast.errors import EinsumError, OperandError, ShapeError
 from einops_fast.planning.notation import Subscripts
@@ -38,7 +39,8 @@ def explain(
         memory_limit: as there: then this is the plan of one piece, if there are several, and says how many.
 
     Returns:
-        An :class:`Explanation`, which prints as a table.
+        An :class:`Explanation`, which prints as a table. Of Dask arrays it is that of whole arrays, and says in how
+        many tasks each step is.
 
     Raises:
         EinsumError: as :func:`fast_einsum` would.
@@ -120,6 +122,11 @@ def _explained(
     from einops_fast.limited import slicing_of
     from einops_fast.runtime.limits import read_bytes
 
+    lines: list[str] = []
+    if has_chunks(operands) or (len(operands) == 2 and isinstance(operands[1], list) and has_chunks(operands[1])):
+        options = {"dtype": dtype, "casting": casting, "optimize": optimize, "memory_limit": memory_limit}
+        operands, optimize, lines = explained(operands, **options, **(sizes or {}))
+        memory_limit = None  # each task has it
     limit = sys.maxsize if memory_limit is None else read_bytes(memory_limit)
     whole = memory_limit is None and not is_sliced(optimize)
     make = plan_call if whole else partial(slicing_of, limit=limit)
@@ -130,4 +137,4 @@ def _explained(
         return make(subscripts, backend, arrays, *options)
 
     found = explanation_of(plan_arguments(operands, dtype, casting, optimize, sizes, plan))
-    return replace(found, sharing=tuple(shared)) if shared else found
+    return replace(found, sharing=(*shared, *lines)) if shared or lines else found

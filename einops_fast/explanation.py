@@ -48,7 +48,7 @@ class Explanation(Pictured):
     plan: Plan
     steps: tuple[StepReport, ...]
     slicing: Slicing | None = None  # of a call with a memory limit; the plan is that of one piece
-    sharing: tuple[str, ...] = ()  # how the ranks of a mesh share a call; the plan is that of one rank's part
+    sharing: tuple[str, ...] = ()  # how ranks of a mesh (whose plan is one rank's part), or tasks of Dask, share a call
 
     @property
     def path(self) -> tuple[tuple[int, ...], ...]:

@@ -20,6 +20,7 @@ from einops_fast.arguments import (
     read_options,
 )
 from einops_fast.backends import Backend
+from einops_fast.chunked import chunked_einsum, has_chunks
 from einops_fast.einsum import fast_einsum, plan_call, with_sizes
 from einops_fast.errors import OperandError
 from einops_fast.observing.observers import observed
@@ -31,8 +32,9 @@ from einops_fast.planning.layout import contiguous_strides
 from einops_fast.planning.notation import Subscripts, bind_sizes
 from einops_fast.planning.parts import Rest
 from einops_fast.planning.path import FEW, Network, Path, candidate_paths, with_slices
+from einops_fast.planning.peaks import whole_peak
 from einops_fast.planning.plan import Plan, compile_plan, make_plan
-from einops_fast.planning.slicing import Slicing, cheapest_slicing, whole_peak
+from einops_fast.planning.slicing import Slicing, cheapest_slicing
 from einops_fast.planning.target import Operand
 from einops_fast.planning.trees import Tree, annealed_trees, depth_first
 from einops_fast.runtime.limits import current_limit, limit_now, read_bytes, unlimited
@@ -76,7 +78,7 @@ class Pieces:
         # Who observes is told of operands; where gradients are recorded, pieces aren't what runs.
         if target is None or observed() or self.backend.in_pieces(self, operands) is not self:
             return False
-        if not slicing.extents:
+        if slicing.is_whole:
             options = self.dtype, "K", self.casting, slicing.rest.path
             with unlimited():
                 return is_written((slicing.subscripts.equation, *operands), target, beta, options, plan_call)
@@ -184,15 +186,18 @@ def _limited(limit: int, operands: Sequence[Any], sizes: Mapping[str, int], out:
     backend, arrays = known_backend(call.arrays, out), call.arrays
     if is_tracing() or (backend is not None and backend.is_recording(arrays)):
         raise _NoPieces("memory_limit isn't for code that is traced: what it's compiled to allocates otherwise")
-    if backend is None and (is_dispatched([*arrays, out]) or is_handed_over(arrays)):
+    chunked = backend is None and has_chunks(arrays)
+    if backend is None and not chunked and (is_dispatched([*arrays, out]) or is_handed_over(arrays)):
         raise _NoPieces("memory_limit isn't for arrays of no backend, whose einsum is their own")
     if sizes or composition(call.spelled) is not None:
         options = {"dtype": dtype, "order": order, "casting": casting, "optimize": optimize}
         return with_sizes(operands, sizes, None if beta else out, memory_limit=limit, **options)
+    order = read_options(order, casting)
+    if chunked:
+        return chunked_einsum(call, None if beta else out, dtype, order, casting, optimize, limit)
     backend, arrays = own_arrays(arrays, out)
     if out is not None and dtype is None:
         dtype = backend.dtype_with(arrays, out)
-    order = read_options(order, casting)
     key = (hashable(call.spelled), dtype, casting, hashable(optimize), limit), backend.signature(arrays)
     pieces = _pieces.get(key)
     if pieces is None:
@@ -207,7 +212,7 @@ def _limited(limit: int, operands: Sequence[Any], sizes: Mapping[str, int], out:
         keep(_pieces, key, pieces)
     if out is not None and pieces.write(arrays, out, beta):
         return out
-    result = backend.in_pieces(pieces, arrays)(*arrays) if pieces.slicing.extents else pieces.contract(arrays)
+    result = pieces.contract(arrays) if pieces.slicing.is_whole else backend.in_pieces(pieces, arrays)(*arrays)
     return result if (out is None and order == "K") or beta else backend.finish(result, out, order, casting)
 
 
@@ -239,7 +244,7 @@ def in_slices(
     dtype, casting = options["dtype"], options["casting"]
     slicing = slicing_of(subscripts, backend, arrays, dtype, casting, options["optimize"], sys.maxsize)
     pieces = Pieces(slicing, backend, dtype, casting)
-    return backend.in_pieces(pieces, arrays) if slicing.extents else lambda *operands: pieces.contract(operands)
+    return (lambda *operands: pieces.contract(operands)) if slicing.is_whole else backend.in_pieces(pieces, arrays)
 
 
 def slicing_of(

@@ -225,6 +225,14 @@ def test_trees_of_cotengra_are_taken_with_their_slices(
     np.testing.assert_allclose(found if framework == "numpy" else found.detach(), exact)
 
 
+def test_gradients_of_halves_are_added_up_in_float32() -> None:
+    torch = pytest.importorskip("torch")
+    a, x = (torch.ones(shape, dtype=torch.bfloat16, requires_grad=True) for shape in ((5,), (600, 2)))
+    found = fast_einsum("a,cb->", a, x, optimize=Tree([("a",), ("c", "b")], ((0, 1),), "c"))
+    for gradient, expected in zip(torch.autograd.grad(found, (a, x)), (1200, 5), strict=True):
+        torch.testing.assert_close(gradient, torch.full_like(gradient, expected))
+
+
 def test_a_tree_of_another_equation_is_refused() -> None:
     arrays = [np.ones((3, 3))] * 3
     with pytest.raises(EinsumError, match="slices \\['x'\\], which 'ij,jk,kl->il' hasn't"):

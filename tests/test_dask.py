@@ -1,13 +1,15 @@
 """Einsum of Dask arrays: contracted block by block, by plans and on arrays of NumPy."""
 
+from functools import partial
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from einops_fast import contract_expression, fast_einsum, patched
-from einops_fast.errors import OperandError, ShapeError
+from einops_fast import contract_expression, explain, fast_einsum, memory_limit, patched
+from einops_fast.errors import EinsumError, OperandError, ShapeError
 
 dask = pytest.importorskip("dask")
 da = pytest.importorskip("dask.array")
@@ -94,6 +96,57 @@ def test_blocks_of_outer_products_stay_small() -> None:
     with dask.config.set({"array.chunk-size": "4MiB"}):
         found = fast_einsum("i,j->ij", *given)
     assert 1 << 20 <= 8 * prod(found.chunksize) <= 1 << 22
+
+
+def test_steps_are_explained_with_their_tasks() -> None:
+    x, y, z = da.ones((100, 80), chunks=50), da.ones((80, 60), chunks=40), da.ones((60, 30), chunks=20)
+    found = explain("row j,j k,k l->row l", x, y, z, optimize=[(0, 1), (0, 1)])
+    assert found.path == ((0, 1), (0, 1))
+    assert [step.kind for step in found.steps] == ["gemm", "gemm"]
+    assert [line.split(" in ")[1] for line in found.sharing] == [
+        "12 tasks: blocks of up to 50×40, each the sum of 3",
+        "12 tasks: blocks of up to 50×20, each the sum of 3",
+    ]
+    assert found.sharing[0] in str(found)
+    assert explain("b (h i), b j -> h i j", x, y[:7].T[:1].repeat(100, 0), h=4).to_dict()["sharing"]
+    huge = da.ones((1 << 20, 1 << 20), chunks=1 << 19)
+    assert explain("ij,jk->ik", [huge, huge]).flops == 2 << 60
+
+
+def test_tasks_keep_to_a_memory_limit() -> None:
+    given = arrays((40, 400, 5), (400, 5, 40), (40, 3))
+    blocks = [da.from_array(each, chunks=-1) for each in given]
+    call = partial(fast_einsum, "iab,abj,jk->ik", *blocks)
+    np.testing.assert_allclose(
+        call(memory_limit="20 kB").compute(scheduler="threads"), fast_einsum("iab,abj,jk->ik", *given)
+    )
+    with memory_limit(3000):
+        found = call()
+    with pytest.raises(EinsumError, match="KiB is too little for"):
+        found.compute(scheduler="threads")
+
+
+def test_arrays_go_from_disk_to_disk_by_a_cluster(tmp_path: Path) -> None:
+    """Of a worker that has less memory than the arrays take."""
+    distributed, zarr = pytest.importorskip("distributed"), pytest.importorskip("zarr", "3")
+    left, right, product = (str(tmp_path / name) for name in ("left", "right", "product"))
+    of_left, of_right = (np.arange(8000, dtype="float32") % step for step in (5, 7))
+    for path, row in ((left, of_left), (right, of_right)):
+        stored = zarr.create_array(path, shape=(8000, 8000), chunks=(1000, 1000), dtype="float32")
+        for at in range(0, 8000, 1000):
+            stored[at : at + 1000] = np.broadcast_to(row[at : at + 1000, None], (1000, 8000))
+    with (
+        distributed.LocalCluster(1, threads_per_worker=1, memory_limit="400 MiB", dashboard_address=None) as cluster,
+        distributed.Client(cluster),
+    ):
+        x, y = da.from_zarr(left), da.from_zarr(right)
+        assert x.nbytes + y.nbytes > 400 << 20
+        fast_einsum("ij,ij->ij", x, y).to_zarr(product)
+        total = fast_einsum("ij,ij->j", x, y).compute()
+    expected = of_left * of_right
+    for at in (0, 4000):
+        np.testing.assert_array_equal(zarr.open_array(product)[at : at + 9], np.tile(expected[at : at + 9, None], 8000))
+    np.testing.assert_allclose(total, np.full(8000, expected.sum()), rtol=1e-5)
 
 
 def test_what_is_refused() -> None:

@@ -240,7 +240,7 @@ def chain_operands() -> list[Array]:
         ["einsum_path", (1, 2), (0, 3), (0, 2), (0, 1)],
         [(0, 1, 2), (0, 1, 2)],
         [(0, 1, 2, 3, 4)],
-        [(1, 3)],  # and then the rest
+        [(1, 3), (0, 1, 2, 3)],
         pytest.param(opt_einsum.DynamicProgramming(minimize="size"), id="DynamicProgramming"),
     ],
     ids=str,

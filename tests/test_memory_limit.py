@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from held_memory import PYTHON, peak_of
+from held_memory import PYTHON, peak_of, torch_peak_of
 from hypothesis import given
 from hypothesis import strategies as st
 from optional_mxnet import mxnet_or_skip
@@ -249,6 +249,37 @@ def test_gradients_are_made_a_piece_at_a_time(name: str, complex_numbers: bool, 
     own, native = (torch.autograd.grad(each, given, cotangent, retain_graph=True) for each in (found, result))
     for one, other in zip(own, native, strict=True):
         torch.testing.assert_close(one, other)
+
+
+ALLOCATED = {
+    "copies for gradients": ("cfe,dc,fac->dea", {"a": 5, "c": 40, "d": 64, "e": 64, "f": 5}, "complex64", True),
+    "products for gradients": ("bc,cc,cb->b", {"b": 64, "c": 64}, "float64", True),
+    "products of halves": (",babc,cc,cac,,,ccc->c", {"a": 32, "b": 2, "c": 32}, "bfloat16", False),
+    "gradients of halves": ("acb,bc,ba->ab", {"a": 16, "b": 16, "c": 16}, "bfloat16", True),
+    "sums of halves": ("fbc,add,->", {"f": 20, "b": 17, "c": 3, "a": 17, "d": 17}, "float16", False),
+    "small parts made of large ones": (
+        "agag,e,,bj,fbd,ec,ffd->", {"a": 3, "b": 17, "c": 32, "d": 17, "e": 32, "f": 32, "g": 32, "j": 8}, "float32",
+        False,
+    ),
+}  # fmt: skip
+"""Equation, sizes, dtype, and whether gradients are asked for."""
+
+
+@pytest.mark.parametrize("name", ALLOCATED)
+def test_torch_allocates_no_more(name: str, torch: Any) -> None:
+    equation, sizes, dtype, trained = ALLOCATED[name]
+    terms = equation.split("->")[0].split(",")
+    shapes = [[sizes[label] for label in term] for term in terms]
+    given = [torch.rand(shape).to(getattr(torch, dtype)).requires_grad_(trained) for shape in shapes]
+    whole = explain(equation, *given, memory_limit=1 << 40).to_dict()["memory"]["peak_bytes"]
+    for part in (1.0, 0.7):
+        limit = int(part * whole)
+        found, peak = torch_peak_of(lambda limit=limit: fast_einsum(equation, *given, memory_limit=limit))
+        assert peak <= limit
+        if trained:
+            seed = torch.ones_like(found)
+            _, peak = torch_peak_of(lambda found=found, seed=seed: torch.autograd.grad(found, given, seed))
+            assert peak <= limit
 
 
 def test_gradients_of_some_operands_under_autocast(torch: Any) -> None:

@@ -255,8 +255,10 @@ def _step_cost(step: Step, reads: Sequence[int], dtype: str, on: Ceilings) -> St
             return StepCost(0, 0, 0, 0.0)
         return StepCost(0, 2 * item * result, item * result, copy_seconds(result, False, dtype, on))
     if isinstance(step, Cast | Sum):
-        moved = item * (reads[0] + result)
-        return StepCost(reads[0] if isinstance(step, Sum) else 0, moved, 0, on.call + moved / on.bandwidth)
+        moved, is_sum = item * (reads[0] + result), isinstance(step, Sum)
+        # torch may sum halves over several axes on a CPU in a copy of them in float32.
+        copy = 2 * reads[0] if isinstance(step, Sum) and item == 2 and on.block and len(step.axes) > 1 else 0
+        return StepCost(reads[0] if is_sum else 0, moved, 0, on.call + moved / on.bandwidth, copy)
     moved = item * (sum(reads) + result)
     if isinstance(step, Gemm):
         copies = [size for size, how in zip(reads, (step.left, step.right), strict=True) if how.moves]
@@ -282,7 +284,9 @@ def _step_cost(step: Step, reads: Sequence[int], dtype: str, on: Ceilings) -> St
         return StepCost(flops, moved, 0, seconds, workspace - result)
     if isinstance(step, Multiply):
         seconds = multiply_seconds(step.full, (*reads, result), bool(step.summed), dtype, on, step.runs)
-        # The product is in float32 where elements are halves.
-        product_size = 2 * min(step.full, step.block or step.full) if step.summed else 0
-        return StepCost(step.full * (2 if step.summed else 1), moved, 0, seconds, product_size)
+        workspace = 0
+        if step.summed:  # in float32 where elements are halves: the product, and what is multiplied
+            made = 2 * min(step.full, step.block) if step.block else step.full
+            workspace = 2 * (made + sum(reads)) if item == 2 else made
+        return StepCost(step.full * (2 if step.summed else 1), moved, 0, seconds, workspace)
     return StepCost(2 * step.full, moved, 0, native_seconds(step.full, (*reads, result), True, dtype, on))

@@ -16,6 +16,12 @@ class Part(Record):
     equation: str
     path: Path
 
+    @property
+    def alone(self) -> Rest:
+        """Return this part as all that is left to do."""
+        terms, _, output = self.equation.partition("->")
+        return Rest((), self.operands, Subscripts(tuple(terms.split(",")), output, (), self.equation), self.path)
+
 
 class Rest(Record):
     """What is left to do when the parts are contracted."""

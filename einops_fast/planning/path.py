@@ -324,7 +324,7 @@ def _is_tree(optimize: Any) -> bool:
 
 
 def _checked(steps: Sequence[Sequence[Any]], count: int, optimize: Any) -> Path:
-    """A path whose steps name terms that are there; a last step contracts what they leave."""
+    """A path whose steps name terms that are there, and leave one."""
     left = count
     path = []
     for step in steps:
@@ -338,5 +338,5 @@ def _checked(steps: Sequence[Sequence[Any]], count: int, optimize: Any) -> Path:
         left -= len(positions) - 1
         path.append(positions)
     if left > 1:
-        path.append(tuple(range(left)))
+        raise EinsumError(f"optimize={optimize!r} leaves {left} of {count} terms: the steps of a path leave one")
     return tuple(path)

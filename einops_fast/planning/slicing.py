@@ -17,10 +17,19 @@ from einops_fast.errors import EinsumError
 from einops_fast.planning.cost import ITEM_SIZES
 from einops_fast.planning.loops import Item, at_each_step, needs_of, nested
 from einops_fast.planning.notation import Subscripts
-from einops_fast.planning.parts import Rest, small_parts
+from einops_fast.planning.parts import Rest, small_parts, without_parts
 from einops_fast.planning.path import FEW, Path
+from einops_fast.planning.peaks import (
+    gradient_bytes,
+    gradient_space,
+    is_view,
+    item_of,
+    owners_of,
+    peak_bytes,
+    whole_peak,
+)
 from einops_fast.planning.plan import Plan
-from einops_fast.planning.steps import Diagonal, Gemm, Select, Step, View
+from einops_fast.planning.steps import Gemm
 from einops_fast.planning.trees import Tree
 from einops_fast.record import Record
 
@@ -38,6 +47,11 @@ _HEAT = 0.15
 
 _TRIED = 12
 """Labels whose cut is priced, of those that are worth most."""
+
+_PRICED = 100_000
+"""Steps that are priced for a call before only `_HURRIED` labels are: it takes two seconds."""
+
+_HURRIED = 2
 
 _ALL = 0.05
 """Weight of all that is too much, beside the most."""
@@ -67,6 +81,11 @@ class Slicing(Record):
     peak: int  # bytes that are allocated at most, the result's included
     overhead: float  # multiply-adds of all pieces, in those of the same path in one piece
     count: int  # how often the step that runs most often does
+
+    @property
+    def is_whole(self) -> bool:
+        """Return whether all is contracted at once, by the path."""
+        return not self.extents and not self.rest.parts
 
     @property
     def dropped(self) -> set[str]:
@@ -99,8 +118,10 @@ class _Cutting:
 
     def __init__(self, rest: Rest, whole: Plan, plan: Plan, trained: bool, late: bool = False) -> None:
         """Take what is left to do, its plan with nothing cut, the call's plan, and whether gradients are wanted."""
-        sizes, item, on = whole.sizes, _item(plan), whole.target.ceilings
+        sizes, item, on = whole.sizes, item_of(plan), whole.target.ceilings
         self.sizes, self.output, self.flat = sizes, rest.subscripts.output, trained
+        self.before = 0  # bytes that the parts allocate at most
+        self.budget = _PRICED  # steps that may be priced
         self.labels = {*"".join(rest.subscripts.inputs)}
         self.axes = rest.axes([operand.shape for operand in plan.operands])
         self.call = (on.call + _PYTHON) * on.gemm_rate(plan.numerics.compute) / 2
@@ -109,11 +130,11 @@ class _Cutting:
         width = ITEM_SIZES.get(plan.numerics.result, 8)
         result = prod([sizes[label] for label in self.output]) * width
         if trained:  # halves are added up in float32, and converted
-            result = max(result * (3 if width == 2 else 1), _gradient_bytes(plan))
+            result = max(result * (3 if width == 2 else 1), gradient_bytes(plan, summed=True))
         self.beside = [parts + (-(-result // item) if trained else 0), parts - (-result // item)]
         nodes = [(step.reads, step.labels) for step in whole.steps]
         self.needs = needs_of(self.axes, nodes, self.output, sizes, late)
-        self.owners = _owners(whole.steps, len(self.axes))
+        self.owners = owners_of(whole.steps, len(self.axes))
         # Of each step the labels of its result, all, and those of its workspace; and the elements of each of the three.
         terms = [*map(frozenset, rest.subscripts.inputs), *[frozenset(step.labels) for step in whole.steps]]
         self.made, self.all, self.space = terms[len(self.axes) :], list[frozenset[str]](), list[frozenset[str]]()
@@ -129,6 +150,10 @@ class _Cutting:
             prod([sizes[each] for each in labels]) if len(step.reads) > 1 else 0
             for step, labels in zip(whole.steps, self.all, strict=True)
         ]
+        # For gradients: the workspace of a pair's, and all of the operands of a piece.
+        space, of_space = gradient_space(whole) if trained else (0, frozenset[str]())
+        self.back = [space, *[prod(operand.shape) for operand in whole.operands]]
+        self.of_back = [of_space, *map(frozenset, rest.subscripts.inputs)]
         self.elements = [0 if is_view(step) else prod(step.shape) for step in whole.steps]
         self.spaces = [cost.workspace for cost in whole.costs]
 
@@ -153,7 +178,9 @@ class _Cutting:
         found = at_each_step(items, self.needs, memory, memory.__getitem__, self.owners)
         base = self.beside[not cut.isdisjoint(self.output)]
         if self.flat:
-            found = [(at, 2 * sum(memory), tuple(cuts)) for at, *_ in found]
+            back = shorter(self.back, self.of_back)
+            held = 2 * sum(memory) + (sum(back) if cuts else back[0])
+            found = [(at, held - spaces[at], tuple(cuts)) for at, *_ in found]
         runs = [prod([times[each] for each in loops]) for *_, loops in found]
         anew = [prod([times[each] for each in loops if each not in self.all[at]]) for at, _, loops in found]
         return [
@@ -210,7 +237,8 @@ class _Cutting:
                 worth = {
                     label: log(share + 1) + heat * noise.gauss(0, 1) for label, share in self.worth(cuts, room).items()
                 }
-                tried = nlargest(_TRIED, worth, worth.__getitem__)
+                tried = nlargest(_TRIED if self.budget > 0 else _HURRIED, worth, worth.__getitem__)
+                self.budget -= len(tried) * len(self.made)
                 if not tried:
                     break
                 shorter = [{**cuts, each: -(-cuts.get(each, self.sizes[each]) // 2)} for each in tried]
@@ -225,8 +253,9 @@ class _Cutting:
 
     def _longer(self, cuts: dict[str, int], room: float, time: float) -> dict[str, int]:
         """Return extents with which all fits, longer ones if that costs less: the search may have cut too much."""
-        while True:
+        while self.budget > 0:
             found = []
+            self.budget -= len(cuts) * len(self.made)
             for label, extent in cuts.items():
                 longer = {**cuts, label: 2 * extent}
                 if 2 * extent >= self.sizes[label]:
@@ -237,6 +266,7 @@ class _Cutting:
             if not found:
                 return cuts
             time, _, cuts = min(found, key=lambda each: each[:2])
+        return cuts
 
 
 def cheapest_slicing(subscripts: Subscripts, plans: Sequence[Plan], limit: int, trained: bool, begun: Set[str],
@@ -272,13 +302,13 @@ def _slicing_of_tree(
     tree: Tree, like: Plan, limit: int, plan_of: Callable[[Rest, Mapping[str, int]], Plan], late: bool
 ) -> tuple[float, Slicing]:
     """Return how a tree is sliced, and what that takes; ``late``: all loops end at the last step."""
-    room, excess, tries = limit / _item(like), 2.0, 0
+    room, excess, tries = limit / item_of(like), 2.0, 0
     while excess > 1 and tries <= _TREES:
         cut, tries = tree.within(room), tries + 1
         plan = plan_of(_all_of(like.subscripts, cut.path()), {})
         cutting = _prepared(plan, limit, plan_of, tree.trained, True, late)[1]
         begin = {label: 1 for label in sorted(cut.cut_labels()) if label in cutting.labels}
-        excess = cutting.price(begin, limit / _item(like))[0]
+        excess = cutting.price(begin, limit / item_of(like))[0]
         room /= excess
     return _slicing(plan, limit, plan_of, tree.trained, frozenset(), begin, late)
 
@@ -292,9 +322,17 @@ def _prepared(plan: Plan, limit: int, plan_of: Callable[[Rest, Mapping[str, int]
     """Return what is cut of a contraction: all, or without its small parts."""
     rest, numerics = _all_of(plan.subscripts, plan.path), plan.numerics
     if parted and not trained and numerics.compute == numerics.result and not numerics.native:
-        parts = small_parts(plan.subscripts, plan.sizes, plan.path, limit // _item(plan))
-        if parts.parts:
-            return parts, _Cutting(parts, plan_of(parts, {}), plan, trained, late)
+        parts = small_parts(plan.subscripts, plan.sizes, plan.path, limit // item_of(plan))
+        plans = [plan_of(part.alone, {}) for part in parts.parts]
+        held = sum([prod(each.steps[-1].shape) for each in plans]) * item_of(plan)
+        peaks = {part.operands: held + whole_peak(each, trained) for part, each in zip(parts.parts, plans, strict=True)}
+        fitting = [part for part, peak in peaks.items() if peak <= limit]
+        if len(fitting) < len(peaks):
+            parts = without_parts(plan.subscripts, plan.path, fitting)
+        if fitting:
+            cutting = _Cutting(parts, plan_of(parts, {}), plan, trained, late)
+            cutting.before = max([peaks[part] for part in fitting])
+            return parts, cutting
     return rest, _Cutting(rest, plan, plan, trained, late)
 
 
@@ -310,7 +348,8 @@ def _slicing(plan: Plan, limit: int, plan_of: Callable[[Rest, Mapping[str, int]]
     if peak <= limit and not begun:
         rest = _all_of(subscripts, path)
         return cutting.price({}, inf)[2], Slicing(subscripts, sizes, rest, (), {}, plan, (), peak, 1.0, 1)
-    flops, room = sum(_Cutting(_all_of(subscripts, path), plan, plan, trained).full), limit / _item(plan)
+    flops, room = sum(_Cutting(_all_of(subscripts, path), plan, plan, trained).full), limit / item_of(plan)
+    cutting.budget //= 4 if begin else 1  # of two trees, with loops in two ways
     start = {label: 1 for label in sorted(begun) if sizes[label] > 1}
     cuts = start if begin is None else dict(begin)
     less = 0.01
@@ -328,7 +367,9 @@ def _slicing(plan: Plan, limit: int, plan_of: Callable[[Rest, Mapping[str, int]]
         items = tuple(nested(len(cutting.axes), needs_of(cutting.axes, nodes, rest.subscripts.output, cuts, late)))
         side_by_side = any(label in subscripts.output for label in cuts)
         # For its gradients, all of a piece is contracted anew.
-        peak = _peak_bytes(piece, () if trained else items, trained) + _item(plan) * cutting.beside[side_by_side]
+        peak = peak_bytes(piece, () if trained else items, trained) + item_of(plan) * cutting.beside[side_by_side]
+        # All gradients are held beside those of a piece.
+        peak = max(peak + (gradient_bytes(piece) if trained else 0), cutting.before)
         # The path tells less than a plan, which may copy operands.
         if peak <= limit or not fits or room < 1:
             steps = cutting.steps(cuts)
@@ -338,48 +379,7 @@ def _slicing(plan: Plan, limit: int, plan_of: Callable[[Rest, Mapping[str, int]]
             time, axes = cutting.price(cuts, inf)[2], tuple(map(frozenset, cutting.axes))
             return time, Slicing(subscripts, sizes, rest, axes, cuts, piece, items, peak, ratio, count)
         less *= 2
-        room = max(room - max((peak - limit) / _item(plan), less * (room - cutting.beside[0])), 0.5)
-
-
-def whole_peak(plan: Plan, trained: bool) -> int:
-    """Return the most bytes that a contraction in one piece allocates at a time."""
-    return _peak_bytes(plan, (), trained) + (_gradient_bytes(plan) if trained else 0)
-
-
-def _item(plan: Plan) -> int:
-    """Return the bytes of an element while it is computed with."""
-    return max(ITEM_SIZES.get(plan.numerics.compute, 8), ITEM_SIZES.get(plan.numerics.result, 8))
-
-
-def _gradient_bytes(plan: Plan) -> int:
-    return sum(prod(operand.shape) * ITEM_SIZES.get(operand.dtype, 8) for operand in plan.operands)
-
-
-def _peak_bytes(plan: Plan, items: Sequence[Item], keeps: bool) -> int:
-    """Return the most bytes that the steps of a plan allocate at a time, in these loops if there are any.
-
-    With ``keeps``, no intermediate is let go, and each gets a gradient.
-    """
-    item, count = _item(plan), len(plan.operands)
-    memory = [0] * count + [0 if is_view(step) else prod(step.shape) for step in plan.steps]
-    nodes = [(() if keeps else step.reads,) for step in plan.steps]
-    wide = 2 if item == 2 else 1
-    owners = _owners(plan.steps, count)
-    found = at_each_step(items or range(len(nodes)), nodes, memory, lambda slot: wide * memory[slot], owners)
-    return item * (2 if keeps else 1) * max([held + plan.costs[at].workspace for at, held, _ in found])
-
-
-def _owners(steps: Sequence[Step], count: int) -> list[int]:
-    """Return the slot whose memory each slot is in; ``count``: of operands."""
-    owners = list(range(count))
-    for slot, step in enumerate(steps, count):
-        owners.append(owners[step.reads[0]] if is_view(step) else slot)
-    return owners
-
-
-def is_view(step: Step) -> bool:
-    """Return whether a step's result is in the memory of what it reads."""
-    return isinstance(step, (Select, Diagonal)) or (isinstance(step, View) and not step.how.moves)
+        room = max(room - max((peak - limit) / item_of(plan), less * (room - cutting.beside[0])), 0.5)
 
 
 def _in_words(size: int) -> str:

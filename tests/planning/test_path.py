@@ -154,6 +154,15 @@ def test_steps_keep_to_a_limit_and_the_value_is_right(framework: str) -> None:
         np.testing.assert_allclose(fast_einsum(case[0], *operands, optimize=("optimal", limit)), expected)
 
 
+@pytest.mark.parametrize("path", [[], [(0, 1)], [(1,), (1, 2)], ["einsum_path", (0, 2)]], ids=str)
+def test_a_path_that_leaves_terms_is_refused_as_by_numpy(path: Any) -> None:
+    arrays = [np.ones((3, 3))] * 3
+    with pytest.raises(RuntimeError, match="more operands has to be contracted"):
+        np.einsum("ij,jk,kl->il", *arrays, optimize=["einsum_path", *path[path[:1] == ["einsum_path"] :]])
+    with pytest.raises(EinsumError, match=r"leaves \d of 3 terms: the steps of a path leave one"):
+        fast_einsum("ij,jk,kl->il", *arrays, optimize=path)
+
+
 @pytest.mark.parametrize("optimize", [("greedy", 6), ("optimal", 1000.0), ["greedy", 1]], ids=str)
 def test_limits_under_the_patch(optimize: Any) -> None:
     arrays = [np.random.default_rng(at).standard_normal(shape) for at, shape in enumerate([(3, 20), (20, 5), (5, 2)])]

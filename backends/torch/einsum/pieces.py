@@ -9,7 +9,7 @@ import torch
 
 from einops_fast.backends.base import Run
 from einops_fast.backends.torch.function import recorded
-from einops_fast.backends.torch.types import is_followed
+from einops_fast.backends.torch.types import HALVES, is_followed
 from einops_fast.errors import EinsumError
 
 if TYPE_CHECKING:
@@ -37,7 +37,8 @@ class _InPieces(torch.autograd.Function):
             raise EinsumError("gradients of a call with memory_limit can't be differentiated again: give no limit")
         operands, wanted = ctx.saved_tensors, ctx.needs_input_grad[1:]
         sums: list[Any] = [
-            torch.zeros_like(each) if is_wanted else None for each, is_wanted in zip(operands, wanted, strict=True)
+            torch.zeros_like(each, dtype=torch.float32 if each.dtype in HALVES else each.dtype) if is_wanted else None
+            for each, is_wanted in zip(operands, wanted, strict=True)
         ]
         device, dtype, enabled = ctx.autocast
         for given, at in ctx.pieces.slicing.pieces([each.shape for each in operands]):
@@ -52,6 +53,9 @@ class _InPieces(torch.autograd.Function):
             for total, index in zip(sums, given, strict=True):
                 if total is not None:
                     total[index] += next(found)
+        for number, each in enumerate(operands):
+            if each.dtype in HALVES and sums[number] is not None:
+                sums[number] = sums[number].to(each.dtype)
         return None, *sums
 
 
