@@ -44,6 +44,7 @@ from einops_fast.backends.torch.types import (
     is_traced,
     recorder,
     saving_hooks,
+    shapes_of,
     share_storage,
 )
 from einops_fast.dtypes import dtype_name
@@ -86,6 +87,7 @@ class TorchBackend(TorchSteps):
     name = "torch"
     module = "torch"
     is_backward = staticmethod(is_backward)
+    shapes = staticmethod(shapes_of)
     float32_precision = staticmethod(lambda: settled(fp32_precision()))
 
     def __init__(self) -> None:
