@@ -328,7 +328,7 @@ def test_on_a_gpu_a_gradient_lies_as_its_operand(at: int, order: str) -> None:
         Operand((4, 32, 16, 8), (8, 512, 32, 1), "float16"),
     ]
     given = make_plan(parse("bhij,bjhd->bihd", (4, 4)), operands, TARGET, Numerics("float16", "float16"))
-    assert autograd._gradient(given, at, "bihd").keywords["order"] == order
+    assert autograd._gradient(given, at, "bihd", {}).keywords["order"] == order
 
 
 def _outcome(einsum: Any, equation: str, *operands: Any) -> Any:
