@@ -170,8 +170,12 @@ def shapes_of(operands: Sequence[Any]) -> Hashable:
         if one.requires_grad or other.requires_grad:
             return one.shape, other.shape, torch.is_grad_enabled()
         return one.shape, other.shape
-    wanted = any(each.requires_grad for each in operands) and torch.is_grad_enabled()
-    return (wanted, *[each.shape for each in operands])
+    shapes: list[Hashable] = [each.shape for each in operands]
+    for operand in operands:
+        if operand.requires_grad:
+            shapes.append(torch.is_grad_enabled())
+            break
+    return tuple(shapes)
 
 
 def share_storage(one: Any, other: Any) -> bool:

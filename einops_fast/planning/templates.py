@@ -113,7 +113,7 @@ def _template(
     sizes = dict(zip(every, _PRIMES, strict=False))
     shapes = [tuple([sizes[label] for label in term]) for term in (left, right)]
     terms = [Term(at, term, tuple([sizes[label] for label in term])) for at, term in enumerate(kept)]
-    roles = Roles(*terms, output, sizes)
+    roles = Roles(terms[0], terms[1], output, sizes)
     batch, rows, columns, contracted = roles.batch, roles.rows, roles.columns, roles.contracted
     if contracted and output not in (batch + rows + columns, batch + columns + rows):
         return None
