@@ -44,6 +44,7 @@ from einops_fast.backends.torch.types import (
     is_traced,
     recorder,
     saving_hooks,
+    shapes_of,
     share_storage,
     signs_of,
 )
@@ -87,6 +88,7 @@ class TorchBackend(TorchDestinations):
     name = "torch"
     module = "torch"
     is_backward = staticmethod(is_backward)
+    shapes = staticmethod(shapes_of)
     float32_precision = staticmethod(lambda: settled(fp32_precision()))
 
     def __init__(self) -> None:

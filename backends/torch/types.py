@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import FunctionType
@@ -173,6 +173,21 @@ def called_alike(check: Callable[..., bool], operands: Sequence[Any]) -> Callabl
         and level._current_level < 0
         and recorder() is None
     )
+
+
+def shapes_of(operands: Sequence[Any]) -> Hashable:
+    """Return the shapes of tensors, and whether gradients are wanted, for which shapes have plans of their own."""
+    if len(operands) == 2:  # in less time than any number of them
+        one, other = operands
+        if one.requires_grad or other.requires_grad:
+            return one.shape, other.shape, torch.is_grad_enabled()
+        return one.shape, other.shape
+    shapes: list[Hashable] = [each.shape for each in operands]
+    for operand in operands:
+        if operand.requires_grad:
+            shapes.append(torch.is_grad_enabled())
+            break
+    return tuple(shapes)
 
 
 def share_storage(one: Any, other: Any) -> bool:

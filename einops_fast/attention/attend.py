@@ -246,7 +246,8 @@ def attend(request: Request, arrays: dict[str, Any], words: Hashable = None) -> 
             options = request.options
             if prepared.of_any_length is not None and not options.deterministic:
                 # A scale holds for one width.
-                came_with(words).notice(given, partial(prepared.of_any_length, options.scale is not None))
+                at_once = partial(prepared.of_any_length, options.scale is not None)
+                came_with(words).notice(given, at_once, backend.shapes)
     return result
 
 

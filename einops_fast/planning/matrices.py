@@ -306,13 +306,8 @@ def _price(
         batch += left.demoted + right.demoted
         product = cost.Product(roles.size(batch), roles.size(left.free), roles.size(right.free), product.k)
     groups = _merged_batch(batch, left, right, roles) if len(batch) > 1 else [batch] if batch else []
-    # What stays in the cache may be walked through again.
-    if (
-        (product.m == 1 or product.n == 1)
-        and product.full > max(on.block, _CACHED)
-        and on.streams(dtype)
-        and not _keeps_up(left, right, batch, roles.sizes)
-    ):
+    is_vector = product.m == 1 or product.n == 1
+    if is_vector and may_lag_behind(product.full, dtype, on) and not _keeps_up(left, right, batch, roles.sizes):
         return None
     loops = 1
     seconds = 0.0
@@ -331,6 +326,12 @@ def _price(
     if copies and "".join(groups) + left.free + right.free != roles.wanted:
         seconds += cost.copy_seconds(roles.size(roles.wanted), False, dtype, on)
     return GemmChoice(seconds, left, right, tuple(groups), contracted, looped)
+
+
+def may_lag_behind(full: int, dtype: str, on: cost.Ceilings) -> bool:
+    """Return whether BLAS may be slower than memory at so many products of a matrix and a vector, and loops are not."""
+    # What stays in the cache may be walked through again.
+    return full > max(on.block, _CACHED) and on.streams(dtype)
 
 
 def _keeps_up(left: Side, right: Side, batch: str, sizes: Mapping[str, int]) -> bool:

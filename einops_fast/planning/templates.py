@@ -1,24 +1,25 @@
 """Steps of pairs that differ in their sizes alone: made once, for sizes that are primes, and filled in with others.
 
-Where two operands lie without gaps, it follows from the equation and the order of their axes in memory how a GEMM reads
-them, whatever the sizes are. And in steps made for sizes that are primes, each number tells the axes that it is the
-product of.
+Where two operands lie without gaps, it follows from the equation and the order of their axes in memory how a GEMM, or
+a product of elements, reads them, whatever the sizes are; so do the diagonals and sums before it. And in steps made for
+sizes that are primes, each number tells the axes that it is the product of.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from math import prod
+from math import inf, prod
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from einops_fast.planning.cost import Product, gemm_seconds, multiply_seconds
+from einops_fast.planning.cost import Product, gemm_seconds, is_complex, multiply_seconds, native_seconds
 from einops_fast.planning.layout import Term, contiguous_in_order, contiguous_strides
 from einops_fast.planning.lowering import Lowering
+from einops_fast.planning.matrices import may_lag_behind
 from einops_fast.planning.notation import Subscripts
 from einops_fast.planning.roles import Roles
-from einops_fast.planning.steps import Fused, Gemm, Step, View
+from einops_fast.planning.steps import Diagonal, Fused, Gemm, Multiply, Step, Sum, View
 from einops_fast.planning.target import Numerics, Operand, Target
 from einops_fast.record import Record
 
@@ -29,7 +30,10 @@ _PRIMES = [number for number in range(1009, 1409, 2) if all(number % odd for odd
 def filled_in(
     subscripts: Subscripts, sizes: Mapping[str, int], operands: Sequence[Operand], target: Target, numerics: Numerics
 ) -> tuple[Step, ...] | None:
-    """The steps that lowering makes for two operands; ``None`` unless a GEMM computes the pair without a copy."""
+    """The steps that lowering makes for two operands; ``None`` unless one product computes the pair without a copy.
+
+    That is a GEMM, or one of elements without sums. It is returned where no other step can be predicted to be faster.
+    """
     one, two = operands
     dtype = numerics.compute
     if one.dtype != dtype or two.dtype != dtype:
@@ -48,8 +52,17 @@ def filled_in(
         return None
     product = Product(*[prod([sizes[label] for label in labels]) for labels in template.extents])
     batch, m, n, k = product
-    elements, on = (batch * m * k, batch * k * n, batch * m * n), target.ceilings
-    if gemm_seconds(product, 1, dtype, on) > multiply_seconds(product.full, elements, True, dtype, on):
+    full, elements, on = product.full, (batch * m * k, batch * k * n, batch * m * n), target.ceilings
+    summed = bool(template.extents[3])
+    multiply = multiply_seconds(full, elements, summed, dtype, on)
+    # Where loops begin, and add to memory, makes them slower than this.
+    native = native_seconds(full, elements, summed, dtype, on) if template.loops and on.native else inf
+    if not summed:
+        if multiply > native:
+            return None
+    elif (1 in (m, n) and may_lag_behind(full, dtype, on)) or gemm_seconds(product, 1, dtype, on) > min(
+        multiply, native
+    ):
         return None
     return template.make([prod([sizes[label] for label in labels]) for labels in template.products])
 
@@ -57,7 +70,7 @@ def filled_in(
 def _order(operand: Operand) -> tuple[int, ...] | None:
     """The axes, slowest first, of an array without gaps; ``None`` for others, and where that isn't certain."""
     shape, strides = operand.shape, operand.strides
-    if len(shape) < 2 or 0 in shape:
+    if 0 in shape:
         return None
     if strides == contiguous_strides(shape):
         return ()
@@ -71,6 +84,7 @@ class _Template(NamedTuple):
     """Steps whose sizes are left open."""
 
     extents: tuple[str, str, str, str]  # labels of the batch, rows, columns and contracted axes
+    loops: bool  # whether the framework's own einsum may be faster
     products: tuple[str, ...]  # the labels whose sizes make up each number
     make: Callable[[Sequence[int]], tuple[Step, ...]]  # makes the steps of these numbers
 
@@ -81,21 +95,31 @@ def _template(
 ) -> _Template | None:
     (left, right), output = subscripts.inputs, subscripts.output
     every = dict.fromkeys(left + right)
-    fastest = [term[order[-1] if order else -1] for term, order in zip((left, right), orders, strict=True)]
+    # The terms of the pair, once diagonals were taken and axes summed that only one operand has.
+    kept = [
+        "".join([label for label in dict.fromkeys(term) if label in other or label in output])
+        for term, other in ((left, right), (right, left))
+    ]
+    given = kept == [left, right]
+    fastest = [
+        term[order[-1] if order and given else -1] if term else "" for term, order in zip(kept, orders, strict=True)
+    ]
     if (
-        len(set(left)) < len(left) or len(set(right)) < len(right)
-        or len(every) > len(_PRIMES)
+        len(every) > len(_PRIMES) or (target.kernels and not given)
         or numerics.native or not numerics.gemm or numerics.widens or numerics.compute != numerics.result
         or target.any_size or target.in_order or target.memory or not target.strided
     ):  # fmt: skip
         return None
     sizes = dict(zip(every, _PRIMES, strict=False))
     shapes = [tuple([sizes[label] for label in term]) for term in (left, right)]
-    roles = Roles(Term(0, left, shapes[0]), Term(1, right, shapes[1]), output, sizes)
+    terms = [Term(at, term, tuple([sizes[label] for label in term])) for at, term in enumerate(kept)]
+    roles = Roles(terms[0], terms[1], output, sizes)
     batch, rows, columns, contracted = roles.batch, roles.rows, roles.columns, roles.contracted
-    plain = output in (batch + rows + columns, batch + columns + rows)
-    if not (rows and columns and contracted and plain) or (fastest[0] == fastest[1] and fastest[0] in batch):
+    if contracted and output not in (batch + rows + columns, batch + columns + rows):
         return None
+    along_batch = fastest[0] == fastest[1] and fastest[0] in batch
+    if not contracted and (target.kernels or is_complex(numerics.compute)):
+        return None  # they are priced by their innermost loops
     operands = [
         Operand(shape, contiguous_in_order(shape, order or range(len(shape))), numerics.compute)
         for shape, order in zip(shapes, orders, strict=True)
@@ -104,13 +128,23 @@ def _template(
     if not _is_one_product(steps, roles.product, target):
         return None
     products: dict[str, int] = {}
-    make = _maker(steps, {size: label for label, size in sizes.items()}, products)
-    return _Template((batch, rows, columns, contracted), tuple(products), make) if make else None
+    make = _maker(steps, {size: label for label, size in sizes.items()}, products) or _always(steps)
+    loops = not (contracted and rows and columns) or along_batch
+    return _Template((batch, rows, columns, contracted), loops, tuple(products), make)
 
 
 def _is_one_product(steps: tuple[Step, ...], product: Product, target: Target) -> bool:
-    """Whether steps are one GEMM that reads both operands where they lie, and perhaps a view of its result."""
+    """Whether steps are one product that reads both operands where they lie, and perhaps a view of its result.
+
+    Before a product are diagonals and sums, if any.
+    """
+    pairs = [at for at, step in enumerate(steps) if len(step.reads) == 2]
+    if len(pairs) != 1 or not all(isinstance(step, Diagonal | Sum) for step in steps[: pairs[0]]):
+        return False
+    steps = steps[pairs[0] :]
     first = steps[0]
+    if isinstance(first, Multiply):
+        return len(steps) == 1 and not first.summed and not first.left.moves and not first.right.moves
     if isinstance(first, Fused):
         return len(steps) == 1 and _is_one_product(first.library, product, target)
     if not isinstance(first, Gemm) or first.left.moves or first.right.moves:

@@ -46,13 +46,16 @@ class Like(NamedTuple):
 AtOnce = Callable[[Sequence[Any]], Callable[..., Any] | None]
 """Returns what computes operands without a plan of theirs, or ``None`` where a plan is better."""
 
+ShapesOf = Callable[[Sequence[Any]], Hashable]
+"""Returns what tells operands apart that have plans of their own; see :meth:`Backend.shapes`."""
+
 
 class NewShapes:
     """The shapes that one kind of call came with, by type of its operands."""
 
     def __init__(self) -> None:
         # What may need no plan, and shapes, where one type came with several shapes: then a call looks here first.
-        self.changing: dict[type, tuple[AtOnce, dict[Hashable, int]]] = {}
+        self.changing: dict[type, tuple[AtOnce, dict[Hashable, int], ShapesOf]] = {}
         self._seen: dict[type, dict[Hashable, int]] = {}
         self._likes: dict[Hashable, Sequence[Like]] = {}
 
@@ -61,10 +64,10 @@ class NewShapes:
         known = self.changing.get(type(operands[0]))
         if known is None:
             return None
-        at_once, seen = known
-        return at_once(operands) if self._is_new(operands, seen) else None
+        at_once, seen, shapes_of = known
+        return at_once(operands) if self._is_new(operands, seen, shapes_of) else None
 
-    def notice(self, operands: Sequence[Any], at_once: AtOnce | None) -> bool:
+    def notice(self, operands: Sequence[Any], at_once: AtOnce | None, shapes_of: ShapesOf) -> bool:
         """Return whether operands have new shapes, and ask ``at_once`` about further ones from the second shape on."""
         kind = type(operands[0])
         seen, known = self._seen.setdefault(kind, {}), self.changing.get(kind)
@@ -72,15 +75,15 @@ class NewShapes:
         holds = unknown and at_once is not None and at_once(operands) is not None
         if holds and known is not None:  # shapes that came with operands of another kind, as without gradients
             seen = self._seen[kind] = {}
-        if not self._is_new(operands, seen):
+        if not self._is_new(operands, seen, shapes_of):
             return False
         if at_once is not None and holds and (known is not None or len(seen) > 1):
-            self.changing[kind] = at_once, seen
+            self.changing[kind] = at_once, seen, shapes_of
         return True
 
-    def _is_new(self, operands: Sequence[Any], seen: dict[Hashable, int]) -> bool:
+    def _is_new(self, operands: Sequence[Any], seen: dict[Hashable, int], shapes_of: ShapesOf) -> bool:
         """Count the calls that came with these shapes, and return whether it's too early to plan them."""
-        shapes = _shapes(operands)
+        shapes = shapes_of(operands)
         if len(seen) >= LIMIT:
             seen.clear()
         on_gpu, known = _on_gpu(operands[0]), len(seen)
@@ -108,12 +111,6 @@ class NewShapes:
 def _on_gpu(operand: Any) -> bool:
     """Return whether a tensor of torch is on a GPU."""
     return getattr(operand, "is_cuda", False)
-
-
-def _shapes(operands: Sequence[Any]) -> Hashable:
-    if len(operands) == 2:  # in less time than any number of them
-        return operands[0].shape, operands[1].shape
-    return tuple([each.shape for each in operands])
 
 
 by_question: dict[Hashable, NewShapes] = emptied_with_plans({})
@@ -151,7 +148,7 @@ def native_first(
     if is_reproducible():  # what came before makes no difference: sizes alone send calls to loops
         return None
     asked_first = _asked_first(subscripts, backend) if AT_SECOND_CALL and (as_given or asks_first) else None
-    if not shapes.notice(operands, asked_first) or not AT_SECOND_CALL:
+    if not shapes.notice(operands, asked_first, backend.shapes) or not AT_SECOND_CALL:
         return None
     full = prod(bind_sizes(subscripts, [tuple(operand.shape) for operand in operands]).values())
     if len(operands) > 2 and full > _FEW:

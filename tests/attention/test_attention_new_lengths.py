@@ -155,3 +155,22 @@ def test_masks_with_other_axes_of_one_element_are_not_taken_for_those_that_came(
         found = attention("b h i d, b h j d, b h j e -> b h i e", q, k, k, bias=("h j", heads))
         expected = torch.nn.functional.scaled_dot_product_attention(q, k, k, heads[:, None].expand(4, 4, kv_len))
         torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd", "hbsd", "sbhd"])
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("heads", [(4, 4), (4, 1), (4, 2), (1, 1)])
+def test_one_query_of_a_batch_of_one_is_not_planned_for_each_length(
+    layout: str, batch: int, heads: tuple[int, int]
+) -> None:
+    """Of several axes of one element, the layout tells which is which."""
+    native, order = torch.nn.functional.scaled_dot_product_attention, [layout.index(axis) for axis in "bhsd"]
+    sizes = [*[(batch, 1, length) for length in range(5, 11)], (3, 6, 7), (1, 2, 1), (2, 1, 1)]
+    for count, q_len, kv_len in sizes:
+        shapes = [(count, heads[0], q_len, 8), *[(count, heads[1], kv_len, 8)] * 2]
+        wide = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
+        given = [each.permute(["bhsd".index(axis) for axis in layout]).contiguous() for each in wide]
+        found = attention(*given, layout=layout).permute(order)
+        torch.testing.assert_close(found, native(*wide, enable_gqa=True))
+    if layout != "hbsd" or heads != (4, 2):  # there, heads that share keys are the batch
+        assert len(attend._calls) <= 3

@@ -44,17 +44,22 @@ def steps(equation: str, shapes: list[tuple[int, ...]], orders: list[Any], targe
 
 @st.composite
 def products(draw: Any) -> tuple[str, dict[str, int], list[Any]]:
-    """A batched product of matrices with any axes in any order, and how its operands lie in memory."""
-    labels = iter("abcdefgh")
+    """Two operands with axes of any roles in any order, some alone or twice in one, and how they lie in memory."""
+    labels = iter("abcdefghij")
+    least = draw(st.sampled_from([0, 1]))
     batch, rows, columns, contracted = (
-        [next(labels) for _ in range(draw(st.integers(least, 2)))] for least in (0, 1, 1, 1)
+        [next(labels) for _ in range(draw(st.integers(least if at else 0, 2)))] for at in range(4)
     )
-    left = draw(st.permutations(batch + rows + contracted))
-    right = draw(st.permutations(batch + contracted + columns))
+    extra = draw(st.sampled_from([[], [], [], [next(labels)]])), draw(st.sampled_from([[], [], [], [next(labels)]]))
+    twice = draw(st.sampled_from([[], [], [], (batch + rows + contracted)[:1]]))
+    left = draw(st.permutations(batch + rows + contracted + extra[0] + twice))
+    right = draw(st.permutations(batch + contracted + columns + extra[1]))
     groups = [draw(st.permutations(group)) for group in (batch, rows, columns)]
     output = draw(st.sampled_from([[0, 1, 2], [0, 2, 1], [0, 1, 2], [1, 0, 2]]))
     equation = f"{''.join(left)},{''.join(right)}->{''.join(''.join(groups[at]) for at in output)}"
-    sizes = {label: 1 if draw(st.integers(0, 7)) == 5 else draw(st.sampled_from([2, 3, 8, 40])) for label in "abcdefgh"}
+    sizes = {
+        label: 1 if draw(st.integers(0, 7)) == 5 else draw(st.sampled_from([2, 3, 8, 40])) for label in "abcdefghij"
+    }
     lies = [
         draw(st.one_of(st.just(list(range(len(term)))), st.permutations(range(len(term))))) for term in (left, right)
     ]
@@ -68,3 +73,15 @@ def test_steps_are_those_of_lowering(target: Target, product: tuple[str, dict[st
     shapes = [tuple([sizes[label] for label in term]) for term in equation.partition("->")[0].split(",")]
     filled_in, lowered = steps(equation, shapes, lies, target)
     assert filled_in is None or (filled_in == lowered and repr(filled_in) == repr(lowered))
+
+
+@pytest.mark.parametrize(
+    "equation",
+    ["ij,ij->", "i,j->ij", "ij,kl->", "ijk,jk->i", "ij,j->i", "ij,jk->i", "ij,kj->k", "bi,bj->jbi", "bij,bij->bi"],
+)
+def test_products_without_rows_or_columns_are_filled_in(equation: str) -> None:
+    terms = equation.partition("->")[0].split(",")
+    sizes = dict(zip("bijkl", (9, 20, 30, 25, 14), strict=True))
+    shapes = [tuple([sizes[label] for label in term]) for term in terms]
+    filled_in, lowered = steps(equation, shapes, [range(len(term)) for term in terms], TARGETS["folded"])
+    assert filled_in == lowered

@@ -41,6 +41,23 @@ def test_equations_are_planned_at_the_second_call_however_they_are_spelled(
             assert len(compiled) == plans
 
 
+@pytest.mark.parametrize("equation", ["ij,jk->ik", "ij,ij->i", "i j, j k, k l -> i l", "ij,jk"])
+@pytest.mark.parametrize("before", ["without gradients", "in no_grad"])
+def test_shapes_that_get_gradients_are_new_shapes(make: Any, equation: str, before: str) -> None:
+    sizes = range(3, 9)
+    count = equation.count(",") + 1
+    with torch.no_grad():
+        for size in sizes:
+            fast_einsum(equation, *[make(size, size).requires_grad_(before == "in no_grad")] * count)
+    for plans in (0, 1):
+        for size in sizes:
+            operands = [make(size, size).requires_grad_() for _ in range(count)]
+            result = fast_einsum(equation, *operands)
+            torch.testing.assert_close(result, torch.einsum(equation.replace(" ", ""), *operands))
+            assert result.requires_grad
+        assert len(compiled) == plans * len(sizes)
+
+
 @pytest.mark.parametrize("equation", ["ij,jk->ik", "ij,jk,kl->il"])
 def test_small_operands_of_changing_shapes_go_straight_to_the_framework(
     make: Any, equation: str, monkeypatch: pytest.MonkeyPatch

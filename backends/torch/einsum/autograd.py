@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -45,27 +44,31 @@ def differentiable(plan: Plan, run: Run, backend: Backend) -> Run:
     return _pair_by_pair(plan, backend)
 
 
-@dataclass(frozen=True, slots=True)
 class _Pair:
     """A contraction of two operands: how to compute it, and either operand's gradient."""
 
-    run: Run  # the result of the operands, unrecorded
-    to_left: Run  # gradient of the first operand, of the result's gradient and the second operand
-    to_right: Run  # gradient of the second operand, of the result's gradient and the first operand
-    # axis order in which the gradients take that of the result; `None` for the result's own
-    order: tuple[int, ...] | None
-    # whether a gradient that is expanded, as that of a sum, is written out first. On a GPU that takes less time
-    # than to write out the operands' gradients, which would be expanded, too.
-    fills: bool
-    # finds out how the result is computed, if there is a choice
-    choice: Choice | None
+    def __init__(self, plan: Plan, run: Run, choice: Choice | None) -> None:
+        self.run = run  # the result of the operands, unrecorded
+        # finds out how the result is computed, if there is a choice
+        self.choice = choice
+        self._plan, self._gathered, output = plan, _gathered(plan), plan.subscripts.output
+        # axis order in which the gradients take that of the result; `None` for the result's own
+        self.order = None if self._gathered == output else tuple(map(output.index, self._gathered))
+        # whether a gradient that is expanded, as that of a sum, is written out first. On a GPU that takes less time
+        # than to write out the operands' gradients, which would be expanded, too.
+        self.fills = bool(plan.target.kernels)
+        # Backward runs in threads of autograd's own, where a block around the forward call doesn't count.
+        self._settings = {"autotune": current_mode(), "precision": allowed()} if self.fills else {}
 
-    @classmethod
-    def of(cls, plan: Plan, run: Run, choice: Choice | None) -> _Pair:
-        output, gathered = plan.subscripts.output, _gathered(plan)
-        order = None if gathered == output else tuple(map(output.index, gathered))
-        gradients = _gradient(plan, 0, gathered), _gradient(plan, 1, gathered)
-        return cls(run, *gradients, order, bool(plan.target.kernels), choice)
+    @cached_property
+    def to_left(self) -> Run:
+        """The gradient of the first operand, of the result's gradient and the second operand."""
+        return _gradient(self._plan, 0, self._gathered, self._settings)
+
+    @cached_property
+    def to_right(self) -> Run:
+        """The gradient of the second operand, of the result's gradient and the first operand."""
+        return _gradient(self._plan, 1, self._gathered, self._settings)
 
 
 class FastEinsum(torch.autograd.Function):
@@ -123,7 +126,7 @@ def _recorded(plan: Plan, run: Run) -> Run:
     step = plan.steps[0]
     native = einsum_of(plan, step.any_order) if isinstance(step, Fused) and hasattr(run, "at_once") else None
     choice: Any = None if native is None else run
-    pair, equation = _Pair.of(plan, run, choice), plan.subscripts.equation
+    pair, equation = _Pair(plan, run, choice), plan.subscripts.equation
 
     def call(left: Any, right: Any) -> Any:
         try:
@@ -164,16 +167,14 @@ def product_order(inputs: Sequence[str], output: str) -> str:
     return batch + rows + columns
 
 
-def _gradient(plan: Plan, of: int, output: str) -> Run:
+def _gradient(plan: Plan, of: int, output: str, settings: Mapping[str, Any]) -> Run:
     """The gradient of operand ``of`` of two, as a callable of the result's, with axes ``output``, and the other."""
     subscripts = plan.subscripts._replace(output=output)
     labels, shape = subscripts.inputs[of], plan.operands[of].shape
     equation, kept = gradient_equation(subscripts, plan.sizes, [each.shape for each in plan.operands], of)
-    # Backward runs in threads of autograd's own, where a block around the forward call doesn't count.
-    setting: dict[str, Any] = {"autotune": current_mode(), "precision": allowed()} if plan.target.kernels else {}
     # Whatever made the operand reads its gradient next, and copies one that lies otherwise. Kernels write it like that.
     order = "C" if plan.target.kernels and plan.operands[of].contiguous else "K"
-    einsum = product = partial(fast_einsum, equation, order=order, **setting)
+    einsum = product = partial(fast_einsum, equation, order=order, **settings)
     if is_complex(plan.numerics.compute):
         einsum = lambda grad, other: product(grad, other.conj())  # type: ignore[assignment]  # noqa: E731
     if kept == labels:

@@ -107,7 +107,7 @@ class Sdpa(Implementation):
             return Prepared(lambda *arrays: back(run(*[view(array) for view, array in zip(seen, arrays, strict=True)])))
         call, order = on_the_way(run, ways), None
         if self._by_axes_alone(spec):
-            order = order_of_axes(arrays, views, ways)
+            order = order_of_axes(plan, axes, arrays, views, ways)
         return Prepared(call, None if order is None else of_any_length(call, order, spec, arrays))
 
     def _by_axes_alone(self, spec: AttentionSpec) -> bool:

@@ -247,28 +247,70 @@ def ways_by_axes(
     ``flat``: a bias or mask of two axes needs no more.
     """
     result = torch.empty((axes.batch, axes.heads, plan.spec.q_len, plan.spec.v_head_dim), device="meta")
+    *of_operands, of_result = _ways_of_views(plan, axes, arrays)
+    told = [*of_operands, *[None] * (len(arrays) - 3), of_result]
     found = [
-        way_to(array, view, flat and at == 3 < len(arrays) and array.dim() == 2)
-        for at, (array, view) in enumerate(zip((*arrays, result), views, strict=True))
+        way or way_to(array, view, flat and at == 3 < len(arrays) and array.dim() == 2)
+        for at, (way, array, view) in enumerate(zip(told, (*arrays, result), views, strict=True))
     ]
     return None if None in found else [way for way in found if way is not None]
 
 
+def _ways_of_views(plan: Plan, axes: FourAxes, arrays: Sequence[Any]) -> list[Way | None]:
+    """Return the ways of q, k, v and the result, where views tell them without sizes; ``None`` where they don't."""
+    spec, found = plan.spec, list[list[_Place] | None]()
+    # Heads of q that share those of k are split in two, the second of which is put into k and v.
+    grouped = plan.views[0][1].split is not None
+    usual = axes.cut == 1 and len(axes.sizes) == 2 + grouped and len(plan.result.shape or ()) == 4 * grouped
+    own = (spec.q_batch, axes.sizes), (spec.k_batch, axes.kv_sizes), (spec.v_batch, axes.kv_sizes)
+    for array, (_, view, _), (sizes, wanted) in zip(arrays, plan.views, own, strict=False):
+        places = _split_places(array.shape, view.split)
+        if view.perm is not None:
+            places = [places[at] for at in view.perm]
+        count, put_in = (5, 0) if grouped and not found else (4, 5 * grouped)
+        told = usual and sizes == wanted and len(places) == count and len(view.shape or ()) == put_in
+        found.append(_joined(places) if told else None)
+    places = [(0, 0), *((1, at) for at in range(len(axes.sizes) - 1)), (2, 0), (3, 0)]
+    found.append(_joined([places[at] for at in plan.result.perm or range(len(places))]) if usual else None)
+    orders = [None if each is None else tuple([at for at, _ in each]) for each in found]
+    return [Way(order=() if order == (0, 1, 2, 3) else order) if order else None for order in orders]
+
+
+_Place = tuple[int, int]
+"""An axis, and which part of it if it is split in two."""
+
+
+def _split_places(shape: Sequence[int], split: Sequence[int] | None) -> list[_Place]:
+    """Return the places of the axes of an array, one of which is split in two."""
+    places = list[_Place]()
+    for axis, size in enumerate(shape):
+        places.append((axis, 0))
+        if split is not None and split[len(places) - 1] != size:
+            places.append((axis, 1))
+    return places
+
+
+def _joined(places: list[_Place]) -> list[_Place] | None:
+    """Return the four axes that these are if both parts of one lie side by side behind the first; ``None`` if not."""
+    joined = [place for at, place in enumerate(places) if not place[1] or at < 2 or places[at - 1] != (place[0], 0)]
+    return joined if sorted(joined) == [(axis, 0) for axis in range(4)] else None
+
+
 def order_of_axes(
-    arrays: Sequence[Any], views: Sequence[Callable[[Any], Any]], ways: Sequence[Way]
+    plan: Plan, axes: FourAxes, arrays: Sequence[Any], views: Sequence[Callable[[Any], Any]], ways: Sequence[Way]
 ) -> tuple[int, ...] | None:
     """Return the axes of batch, heads, positions and features, if arrays of all other sizes go the same ways."""
     if any(array.dim() != 4 for array in arrays[:3]):
         return None
-    # Of several axes of one element, and of gaps, no order can be told.
-    if len({at for array in arrays[:3] for at, size in enumerate(array.shape) if size == 1}) > 1:
-        return None
     if len(arrays) > 3 and not (ways[3] == Way() and arrays[3].dim() in (2, 4) and arrays[3].is_contiguous()):
         return None
-    by_sizes = [
-        way_to(torch.empty(array.shape, device="meta"), view) for array, view in zip(arrays[:3], views, strict=False)
-    ]
     first = ways[0]
-    if first.change is not None or [*by_sizes, *ways[:3]] != [first] * 6:
+    told = _ways_of_views(plan, axes, arrays)
+    if None in told[:3]:
+        # Of several axes of one element, and of gaps, no order can be told.
+        if len({at for array in arrays[:3] for at, size in enumerate(array.shape) if size == 1}) > 1:
+            return None
+        told = [way_to(torch.empty(each.shape, device="meta"), view) for each, view in zip(arrays, views, strict=False)]
+    if first.change is not None or [*told[:3], *ways[:3]] != [first] * 6:
         return None
     return first.order or (0, 1, 2, 3)
