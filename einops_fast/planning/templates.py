@@ -8,7 +8,7 @@ sizes that are primes, each number tells the axes that it is the product of.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import inf, prod
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -47,7 +47,9 @@ def filled_in(
     orders = _order(one), _order(two)
     if None in orders:
         return None
-    template = _template(subscripts, orders, target, numerics)
+    kind = _kind(subscripts, orders, target, numerics)
+    template = kind.template if kind.came else None
+    kind.came = True
     if template is None:
         return None
     product = Product(*[prod([sizes[label] for label in labels]) for labels in template.extents])
@@ -89,7 +91,22 @@ class _Template(NamedTuple):
     make: Callable[[Sequence[int]], tuple[Step, ...]]  # makes the steps of these numbers
 
 
-@lru_cache(maxsize=1024)
+class _Kind:
+    """Pairs that differ in their sizes alone: steps with open sizes take longer to make, and are made for the second."""
+
+    came = False
+
+    def __init__(self, *pair: Any) -> None:
+        self._pair = pair
+
+    @cached_property
+    def template(self) -> _Template | None:
+        return _template(*self._pair)
+
+
+_kind = lru_cache(maxsize=1024)(_Kind)
+
+
 def _template(
     subscripts: Subscripts, orders: tuple[tuple[int, ...], ...], target: Target, numerics: Numerics
 ) -> _Template | None:

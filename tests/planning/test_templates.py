@@ -39,7 +39,9 @@ def steps(equation: str, shapes: list[tuple[int, ...]], orders: list[Any], targe
         for shape, order in zip(shapes, orders, strict=True)
     ]
     lowered: tuple[Step, ...] = Lowering(subscripts, sizes, target, FLOAT).run(operands, ((0, 1),))
-    return templates.filled_in(subscripts, sizes, operands, target, FLOAT), lowered
+    # The first pair of a kind is lowered.
+    _, filled_in = [templates.filled_in(subscripts, sizes, operands, target, FLOAT) for _ in range(2)]
+    return filled_in, lowered
 
 
 @st.composite
