@@ -35,7 +35,7 @@ from einops_fast.runtime.plan_cache import compiled, has_room, recall, remember,
 from einops_fast.runtime.settings import settings, settings_hold
 from einops_fast.runtime.traced import call_traced
 from einops_fast.runtime.tuning import is_reproducible
-from einops_fast.vocabulary import no_argument
+from einops_fast.vocabulary import names_of, no_argument
 
 
 def _planned(
@@ -323,7 +323,8 @@ def _of_any_size(arrays: Sequence[Any]) -> Backend | None:
 
 def _check_sizes(sizes: Mapping[str, int], names: Collection[str], equation: str) -> None:
     for name in [each for each in sizes if each not in names]:
-        raise no_argument(fast_einsum, {name: sizes[name]}, f", and {equation!r} no such axis")
+        own = names_of(fast_einsum)
+        raise no_argument(fast_einsum, name, sizes[name], own, f", and {equation!r} no such axis")
     check_sizes(sizes, equation)
 
 

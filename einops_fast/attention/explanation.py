@@ -23,7 +23,7 @@ from einops_fast.backends.gpus import gpu_ceilings
 from einops_fast.errors import OperandError
 from einops_fast.explanation import scaled
 from einops_fast.planning.cost import Ceilings
-from einops_fast.vocabulary import check_names
+from einops_fast.vocabulary import names_of, renamed
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ def explain_attention(*operands: Any, **options: Any) -> AttentionExplanation:
         >>> e.implementation, e.flops
         ('math', 25600)
     """
-    check_names(attention, options)
+    options = renamed(attention, options, names_of(attention))
     asked = Options._make([options.get(name, usual) for name, usual in Options._field_defaults.items()])
     request, arrays = read_call(operands, options.get("layout"), options.get("sequence"), asked, options)
     text = request.pattern
