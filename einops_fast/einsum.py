@@ -35,7 +35,7 @@ from einops_fast.runtime.plan_cache import compiled, has_room, recall, remember,
 from einops_fast.runtime.settings import settings, settings_hold
 from einops_fast.runtime.traced import call_traced
 from einops_fast.runtime.tuning import is_reproducible
-from einops_fast.vocabulary import no_argument
+from einops_fast.vocabulary import names_of, no_argument
 from einops_fast.written import is_written, split_as_result
 
 
@@ -332,7 +332,7 @@ def _of_any_size(arrays: Sequence[Any]) -> Backend | None:
 
 def _check_sizes(sizes: Mapping[str, int], names: Collection[str], equation: str) -> None:
     for name in [each for each in sizes if each not in names]:
-        raise no_argument(fast_einsum, {name: sizes[name]}, f", and {equation!r} no such axis")
+        raise no_argument(fast_einsum, name, sizes[name], names_of(fast_einsum), f", and {equation!r} no such axis")
     check_sizes(sizes, equation)
 
 
@@ -390,7 +390,6 @@ def plan_call(
 
     ``memory`` are the axes of the result, slowest first, in the order that they are to have if it costs nothing.
     """
-    operands = [backend.inspect(array) for array in arrays]
     target = backend.target(arrays)
     if order == "C":
         target = target.replace(in_order=True)
@@ -398,4 +397,4 @@ def plan_call(
         target = target.replace(memory="".join([subscripts.output[at] for at in memory]))
     numerics = backend.numerics_of(subscripts, arrays, dtype, casting)
     room = backend.room(arrays) if len(arrays) > 2 else None
-    return make_plan(subscripts, operands, target, numerics, optimize, room)
+    return make_plan(subscripts, [backend.inspect(array) for array in arrays], target, numerics, optimize, room)

@@ -23,7 +23,7 @@ from einops_fast.runtime.new_shapes import USUAL
 from einops_fast.runtime.plan_cache import keeps_plans
 from einops_fast.runtime.settings import settings, settings_hold
 from einops_fast.runtime.tracing import is_tracing
-from einops_fast.vocabulary import no_argument
+from einops_fast.vocabulary import respelled
 
 _MOST_RUNS = 64
 
@@ -77,7 +77,7 @@ def contract_expression(
         (8, 16, 4)
     """
     if unknown:
-        raise no_argument(contract_expression, unknown)
+        return respelled(contract_expression, unknown, locals())
     call = read_call(operands)
     given = call.arrays
     try:

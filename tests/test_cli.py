@@ -171,7 +171,10 @@ def test_patches_several_frameworks():
             "strides [(1,)] aren't one number per axis of the shapes [(2, 3)]",
         ),
         (["explain", "attention", "bshd", "2x3"], "attention with layout 'bshd' takes three arrays"),
-        (["explain", "attention", "bshd", *["2x3x4x8"] * 3, "is_causal=True"], "no 'is_causal'; it is causal=True"),
+        (
+            ["explain", "attention", "bshd", *["2x3x4x8"] * 3, "sliding_window=2"],
+            "no 'sliding_window'; it is window, with",
+        ),
         (["cache", "path", "here"], "einops-fast cache path: one argument too many: here"),
         (["exlpain", "ij", "2,3"], "did you mean 'explain'?"),
         ([], "required: COMMAND; see einops-fast --help"),

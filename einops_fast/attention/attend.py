@@ -28,7 +28,7 @@ from einops_fast.runtime.new_shapes import by_question, came_with
 from einops_fast.runtime.plan_cache import emptied_with_plans, has_room, keep, recall, remember_alike
 from einops_fast.runtime.tracing import is_sharded, is_tracing, outside_of_graphs
 from einops_fast.runtime.tuning import current_mode, unchecked_mode
-from einops_fast.vocabulary import no_argument
+from einops_fast.vocabulary import respelled
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -134,7 +134,7 @@ def attention(
         (2, 5, 8, 16)
     """
     if unknown:
-        raise no_argument(attention, unknown)
+        return respelled(attention, unknown, locals())
     words: Hashable = None
     if (
         segment_ids is cu_seqlens_q is cu_seqlens_kv is max_seqlen_q is max_seqlen_kv is None

@@ -18,7 +18,7 @@ from einops_fast.foreign import refuse_stand_in
 from einops_fast.runtime import tracing
 from einops_fast.runtime.tracing import is_tracing
 from einops_fast.runtime.tuning import unchecked_mode
-from einops_fast.vocabulary import no_argument
+from einops_fast.vocabulary import respelled
 
 _PLAIN = "... i d, ... j d, ... j e -> ... i e"
 _NAME = "scaled_dot_product_attention"
@@ -64,7 +64,7 @@ def scaled_dot_product_attention(
         (2, 8, 5, 16)
     """
     if unknown:
-        raise no_argument(scaled_dot_product_attention, unknown)
+        return respelled(scaled_dot_product_attention, unknown, locals())
     causal: Any = is_causal
     if type(attn_mask).__name__ == "CausalBias":
         found = torch_state.causal_of(attn_mask, query, key)

@@ -22,13 +22,14 @@ from einops_fast.backends.absent_gpu import aimed
 from einops_fast.backends.gpus import gpu_ceilings
 from einops_fast.errors import OperandError
 from einops_fast.explanation import scaled
+from einops_fast.observing.pictures import Picture, Pictured, bars
 from einops_fast.planning.cost import Ceilings
-from einops_fast.vocabulary import check_names
+from einops_fast.vocabulary import names_of, renamed
 
 
 @dataclass(frozen=True)
-class AttentionExplanation:
-    """What would be done: print it, or look at its attributes.
+class AttentionExplanation(Pictured):
+    """What would be done: print it, plot it, or look at its attributes.
 
     Attributes:
         text: the pattern.
@@ -104,14 +105,24 @@ class AttentionExplanation:
             lines.append(f"up to {scaled(self.score_bytes, 'B')} of scores at a time")
         lines += ["", f"by {self.implementation}: {self.why}"]
         width = max(map(len, self.answers))
-        for name, answer in self.answers.items():
-            times = [
-                f"{how} {scaled(found[name], 's')}"
-                for how, found in (("measured", self.measured), ("predicted", self.predicted))
-                if name in found
-            ]
-            lines.append(f"  {name.ljust(width)}  {', '.join([answer, *times])}")
+        lines += [
+            f"  {name.ljust(width)}  {', '.join([self.answers[name], *self._times(name)])}" for name in self.answers
+        ]
         return "\n".join(lines)
+
+    def plot(self) -> Picture:
+        """Return a bar for each implementation, as long as the time that it takes; those that can't do it are red."""
+        rows = []
+        for name, answer in self.answers.items():
+            seconds = self.measured.get(name, self.predicted.get(name, 0.0)) if answer == "can" else 0.0
+            chosen = ["chosen"] if name == self.implementation else []
+            rows.append((name, seconds, ", ".join([*chosen, *self._times(name)]) if seconds else answer))
+        work = f"{scaled(self.flops, 'FLOP')}, {scaled(self.moved_bytes, 'B')} of operands and result"
+        return bars(self.text, f"on {self.spec.framework} ({self.device}) in {self.spec.dtype}: {work}", rows)
+
+    def _times(self, name: str) -> list[str]:
+        known = ("measured", self.measured), ("predicted", self.predicted)
+        return [f"{how} {scaled(found[name], 's')}" for how, found in known if name in found]
 
 
 def _features(spec: AttentionSpec) -> list[str]:
@@ -147,7 +158,7 @@ def explain_attention(*operands: Any, **options: Any) -> AttentionExplanation:
         >>> e.implementation, e.flops
         ('math', 25600)
     """
-    check_names(attention, options)
+    options = renamed(attention, options, names_of(attention))
     asked = Options._make([options.get(name, usual) for name, usual in Options._field_defaults.items()])
     request, arrays = read_call(operands, options.get("layout"), options.get("sequence"), asked, options)
     text = request.pattern

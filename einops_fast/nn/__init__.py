@@ -21,7 +21,7 @@ from einops_fast.nn.layers import (
 )
 from einops_fast.nn.multihead import MultiHeadAttention
 from einops_fast.nn.self_attention import QKVSelfAttention
-from einops_fast.vocabulary import tell_names
+from einops_fast.vocabulary import respell
 
 __all__ = [
     "BertSelfAttention",
@@ -51,4 +51,4 @@ __all__ = [
 
 for _name in __all__:
     if isinstance(globals()[_name], type):
-        tell_names(globals()[_name])
+        respell(globals()[_name])

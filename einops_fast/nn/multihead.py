@@ -15,7 +15,7 @@ from einops_fast.errors import EinsumError, SubscriptsError
 from einops_fast.nn.heads import check_features, head_dim_of
 from einops_fast.ops.checks import check_values
 from einops_fast.ops.self_attention import attention_or_zeros, head_counts
-from einops_fast.vocabulary import check_names, names_of
+from einops_fast.vocabulary import names_of, renamed
 
 
 class MultiHeadAttention(nn.Module):
@@ -72,7 +72,7 @@ class MultiHeadAttention(nn.Module):
     ) -> None:
         super().__init__()
         check_values(dropout=dropout, bias=bias)
-        _check_options(options)
+        options = _checked_options(options)
         self.pattern, self.sequence = _with_heads(pattern, checked_sequence(sequence))
         num_heads, kv_heads = head_counts(num_heads, num_kv_heads)
         if head_dim is None:
@@ -123,12 +123,13 @@ class MultiHeadAttention(nn.Module):
 _OWN_NAMES = ("head", "kv_head", "head_dim", "v_head_dim")
 
 
-def _check_options(options: Mapping[str, Any]) -> None:
+def _checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Raise unless they are what attention takes beside a pattern and arrays, and are right as far as can be seen."""
-    check_names(MultiHeadAttention, options, [name for name in names_of(attention) if name != "dropout_p"])
+    options = renamed(MultiHeadAttention, options, [name for name in names_of(attention) if name != "dropout_p"])
     if "layout" in options:
         raise EinsumError("a pattern and a layout can't be given together")
     check_options(options)
+    return options
 
 
 def _with_heads(pattern: str, sequence: tuple[str, str] | None) -> tuple[str, tuple[str, str]]:

@@ -11,7 +11,7 @@ from einops_fast import ops
 from einops_fast.attention.prepare import check_options
 from einops_fast.nn.heads import head_dim_of
 from einops_fast.ops.checks import check_values
-from einops_fast.ops.self_attention import check_attention_options, head_counts
+from einops_fast.ops.self_attention import attention_options, head_counts
 
 
 class QKVSelfAttention(nn.Module):
@@ -60,7 +60,7 @@ class QKVSelfAttention(nn.Module):
     ) -> None:
         super().__init__()
         check_values(dropout=dropout, bias=bias)
-        check_attention_options(options)
+        options = attention_options(options)
         check_options({"causal": is_causal, "scale": scale, **options})
         num_heads, kv_heads = head_counts(num_heads, num_kv_heads)
         rows = embed_dim + 2 * kv_heads * head_dim_of(embed_dim, num_heads, ("embed_dim", "num_heads"))

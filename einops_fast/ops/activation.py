@@ -11,7 +11,7 @@ from einops_fast.errors import OperandError, ShapeError
 from einops_fast.ops.checks import check_activation, check_sizes, check_values, differ
 from einops_fast.ops.dispatch import computed, function_for
 from einops_fast.runtime.autocast import autocasts
-from einops_fast.vocabulary import no_argument
+from einops_fast.vocabulary import respelled
 
 
 def dropout_bias_activation(
@@ -48,7 +48,7 @@ def dropout_bias_activation(
         [[0.0, 4.0]]
     """
     if unknown:
-        raise no_argument(dropout_bias_activation, unknown)
+        return respelled(dropout_bias_activation, unknown, locals())
     return computed(_read_bias_activation, (input, bias), "dropout_bias_activation", activation, p, training)
 
 
@@ -73,7 +73,7 @@ def bias_gelu(
         [[0.8410000205039978, 0.8410000205039978]]
     """
     if unknown:
-        raise no_argument(bias_gelu, unknown)
+        return respelled(bias_gelu, unknown, locals())
     check_values(approximate=approximate)
     activation = "gelu" if approximate == "none" else "gelu_tanh"
     return computed(_read_bias_activation, (input, bias), "bias_gelu", activation, 0.0, False)
@@ -106,7 +106,7 @@ def linear(input: ArrayT, weight: Any, bias: Any = None, *, activation: str = "n
         [[3.0, 0.0]]
     """
     if unknown:
-        raise no_argument(linear, unknown)
+        return respelled(linear, unknown, locals())
     return computed(read_linear, (input, weight, bias), activation)
 
 

@@ -14,7 +14,7 @@ from einops_fast.ops.activation import check_layer
 from einops_fast.ops.axes import axis_of, class_axis
 from einops_fast.ops.checks import check_sizes, check_values
 from einops_fast.ops.dispatch import computed, function_for
-from einops_fast.vocabulary import no_argument
+from einops_fast.vocabulary import respelled
 
 
 def cross_entropy(
@@ -77,7 +77,7 @@ def cross_entropy(
         1.3863
     """
     if unknown:
-        raise no_argument(cross_entropy, unknown)
+        return respelled(cross_entropy, unknown, locals())
     options = ignore_index, reduction, label_smoothing, z_loss
     return computed(_read, (input, target, weight), *options, dim, pattern, inplace_backward)
 
@@ -152,7 +152,7 @@ def linear_cross_entropy(
         tensor(1.3863)
     """
     if unknown:
-        raise no_argument(linear_cross_entropy, unknown)
+        return respelled(linear_cross_entropy, unknown, locals())
     arrays = input, linear_weight, target, bias, weight
     return computed(_read_linear, arrays, ignore_index, reduction, label_smoothing, z_loss, chunk)
 

@@ -11,7 +11,7 @@ from einops_fast.errors import EinsumError, ShapeError
 from einops_fast.ops.axes import axis_of
 from einops_fast.ops.checks import check_broadcast, check_sizes, check_values
 from einops_fast.ops.dispatch import computed, function_for
-from einops_fast.vocabulary import no_argument
+from einops_fast.vocabulary import respelled
 
 
 def layer_norm(
@@ -56,7 +56,7 @@ def layer_norm(
         (2, 3, 4)
     """
     if unknown:
-        raise no_argument(layer_norm, unknown)
+        return respelled(layer_norm, unknown, locals())
     return computed(_read_norm, (input, weight, bias), True, normalized_shape, eps, dim, pattern)
 
 
@@ -86,7 +86,7 @@ def rms_norm(
         [[4.243, 5.657]]
     """
     if unknown:
-        raise no_argument(rms_norm, unknown)
+        return respelled(rms_norm, unknown, locals())
     return computed(_read_norm, (input, weight, bias), False, normalized_shape, eps, dim, pattern)
 
 
@@ -132,7 +132,7 @@ def dropout_add_layer_norm(
         [1.0, 2.0, 3.0, 4.0]
     """
     if unknown:
-        raise no_argument(dropout_add_layer_norm, unknown)
+        return respelled(dropout_add_layer_norm, unknown, locals())
     arrays = input, residual, weight, bias
     found: tuple[ArrayT, ArrayT] = computed(_read_dropout_add_norm, arrays, p, eps, training, rms, dim, pattern)
     return found

@@ -13,7 +13,7 @@ from einops_fast.errors import ShapeError
 from einops_fast.ops.activation import dropout_bias_activation, read_linear
 from einops_fast.ops.checks import check_mask, check_values
 from einops_fast.ops.dispatch import computed, function_for
-from einops_fast.vocabulary import check_names, names_of
+from einops_fast.vocabulary import names_of, renamed, respelled
 
 _OPTIONS = {*names_of(attention)} - {"bias", "causal", "dropout_p", "layout", "mask", "scale", "sequence"}
 """What else attention takes."""
@@ -72,6 +72,8 @@ def qkv_self_attention(
         >>> ops.qkv_self_attention(x, 4, weight, is_causal=True, num_kv_heads=2).shape
         torch.Size([2, 5, 32])
     """
+    if not options.keys() <= _OPTIONS:
+        return respelled(qkv_self_attention, options, locals(), _OPTIONS)
     arrays = {"in_proj_weight": in_proj_weight, "in_proj_bias": in_proj_bias, "attn_mask": attn_mask}
     function_for("linear", input, "qkv_self_attention", ("in_proj_weight",), **arrays)
     if len(input.shape) < 2:
@@ -79,7 +81,6 @@ def qkv_self_attention(
     num_heads, kv_heads = head_counts(num_heads, num_kv_heads)
     head_dim = _head_dim(num_heads, kv_heads, tuple(in_proj_weight.shape))
     check_values(dropout_p=dropout_p)
-    check_attention_options(options)
     *batch, length, _ = input.shape
     attn_mask = plain_mask(attn_mask, input)
     check_mask("attn_mask", attn_mask, "scores", (*batch, num_heads, length, length))
@@ -107,9 +108,9 @@ def attention_or_zeros(pattern: str, q: Any, k: Any, v: Any, dropout_p: float, *
     return (result, *others) if others else result
 
 
-def check_attention_options(options: Mapping[str, Any]) -> None:
-    """Raise EinsumError unless all are what :func:`qkv_self_attention` hands to attention."""
-    check_names(qkv_self_attention, options, _OPTIONS)
+def attention_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what :func:`qkv_self_attention` hands to attention by its names there; EinsumError for what it doesn't."""
+    return renamed(qkv_self_attention, options, _OPTIONS)
 
 
 def head_counts(num_heads: Any, num_kv_heads: Any = None, name: str = "num_heads") -> tuple[int, int]:

@@ -15,7 +15,7 @@ from einops_fast.ops.axes import axis_of, length
 from einops_fast.ops.checks import check_mask, check_values
 from einops_fast.ops.dispatch import computed, function_for
 from einops_fast.runtime.tracing import is_tracing
-from einops_fast.vocabulary import no_argument
+from einops_fast.vocabulary import respelled
 
 
 def softmax(
@@ -66,7 +66,7 @@ def softmax(
         [[1.0, 0.0], [0.5, 0.5]]
     """
     if unknown:
-        raise no_argument(softmax, unknown)
+        return respelled(softmax, unknown, locals())
     mask = mask if mask is None else plain_mask(mask, input)
     return computed(_read, (input, mask), False, dim, pattern, causal, temperature, dtype)
 
@@ -93,7 +93,7 @@ def log_softmax(
         [[-1.386, -1.386, -1.386, -1.386]]
     """
     if unknown:
-        raise no_argument(log_softmax, unknown)
+        return respelled(log_softmax, unknown, locals())
     mask = mask if mask is None else plain_mask(mask, input)
     return computed(_read, (input, mask), True, dim, pattern, causal, temperature, dtype)
 

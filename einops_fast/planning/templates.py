@@ -92,7 +92,7 @@ class _Template(NamedTuple):
 
 
 class _Kind:
-    """Pairs that differ in their sizes alone: steps with open sizes take longer to make, and are made for the second."""
+    """Pairs that differ in their sizes alone: steps with open sizes take longer to make; the second has them made."""
 
     came = False
 

@@ -34,8 +34,8 @@ def html_page(results: Sequence[Result]) -> str:
     for number, (result, section) in enumerate(zip(results, sections, strict=True)):
         tables = [match.groups() for part in section if (match := HEADING.match(part))]
         listed = "".join(f'<li><a href="#{anchor}">{title}</a></li>' for anchor, title in tables)
-        contents.append(f'<li><a href="#r{number}">{escape(_title(result))}</a><ul>{listed}</ul></li>')
-    rough = [f"{_title(result)}: {doubt}" for result in results for doubt in result.doubts]
+        contents.append(f'<li><a href="#r{number}">{escape(result.title)}</a><ul>{listed}</ul></li>')
+    rough = [f"{result.title}: {doubt}" for result in results for doubt in result.doubts]
     return Template(PAGE.read_text("utf-8")).substitute(
         title="einops_fast: what was measured",
         rough="\n".join(f'<p class="rough">{escape(text)}</p>' for text in rough),
@@ -44,13 +44,9 @@ def html_page(results: Sequence[Result]) -> str:
     )
 
 
-def _title(result: Result) -> str:
-    return f"{result.study}: {result.device}, CPU threads: {result.threads}"
-
-
 def _section(anchor: str, result: Result, known: set[str]) -> Iterator[str]:
     tables = STUDIES[result.study].tables(result.measured)
-    yield f'<h2 id="{anchor}">{escape(_title(result))}</h2>'
+    yield f'<h2 id="{anchor}">{escape(result.title)}</h2>'
     yield f'<p class="faint">measured on {result.date}{"" if result.whole else " (part of a run)"}</p>'
     yield from (f'<p class="faint">{escape(note)}</p>' for note in result.notes)
     heads = [head for table in tables for head in table.columns]

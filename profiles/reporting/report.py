@@ -64,11 +64,11 @@ def save(stem: Path, result: Result, tables: Sequence[Table]) -> list[Path]:
 def markdown(result: Result, tables: Sequence[Table]) -> str:
     """Return the tables, with what they were measured on, for a pull request."""
     listed = ", ".join(f"{name} {number}" for name, number in result.versions.items())
-    head = (
-        f"# {result.study}: {result.device}, CPU threads: {result.threads}\n\nMeasured on {result.date} with {listed}."
-    )
+    head = f"# {result.title}\n\nMeasured on {result.date} with {listed}."
     doubts = [f"**{doubt}**" for doubt in result.doubts]
-    about = [environment_table(result.environment)] if result.environment else []
+    left_out = skips_table(result.rows)
+    about = [left_out] if left_out.cells else []
+    about += [environment_table(result.environment)] if result.environment else []
     return "\n\n".join((head, *doubts, *(table.markdown() for table in [*tables, *about]), *result.notes)) + "\n"
 
 

@@ -83,6 +83,18 @@ class Result:
         return [*few, *(note for note in self.notes if re.search("rough|busy", note))]
 
     @property
+    def title(self) -> str:
+        """The study, where it ran, and against which versions of the frameworks."""
+        names = {"torch": "torch", "numpy": "NumPy", "mxnet": "MXNet", "cupy": "CuPy"}
+        measured = {row.framework for row in self.rows}
+        names = {name: told for name, told in names.items() if name in measured}
+        if "torch" in measured:
+            names |= {"triton": "Triton", "liger": "Liger-Kernel", "quack": "QuACK"}
+        versions = [(name.split("-")[0], number.split("+")[0]) for name, number in self.versions.items()]
+        told = [f"{names[name]} {number}" for name, number in versions if name in names]
+        return ", ".join([f"{self.study}: {self.device}", f"CPU threads: {self.threads}", *told])
+
+    @property
     def kept(self) -> bool:
         """Whether a device was found and anything was measured, for files and the page."""
         return bool(self.device and self.measured)

@@ -67,7 +67,6 @@ def test_packed_is_not_copied() -> None:
         (ShapeError, "^axis 0 of attn_mask .* 4, .* 5", (randn(2, 5, 8), 2, randn(24, 8)), {"attn_mask": randn(4, 5)}),
         (OperandError, "^attn_mask .* not int64", (randn(2, 5, 8), 2, randn(24, 8)), {"attn_mask": randn(5, 5).long()}),
         (OperandError, "needs in_proj_weight", (randn(2, 5, 8), 2, None), {}),
-        (EinsumError, "it is is_causal=True", (randn(2, 5, 8), 2, randn(24, 8)), {"causal": True}),
     ],
 )
 def test_packed_refuses(error: Any, message: str, arguments: Any, options: Any) -> None:

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
-from einops_fast import explain
+from einops_fast import explain, explain_attention
 from einops_fast.compiler.report import Fusion, FusionLog
 
 drawing = pytest.mark.skipif(find_spec("vl_convert") is None, reason="vl-convert-python isn't installed")
@@ -61,9 +61,26 @@ LOG = FusionLog(
 )
 
 
+def attended(**options):
+    return explain_attention(*[np.ones((2, 5, 4, 8), "float32")] * 3, layout="bshd", **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"softcap": 3.0}])
+def test_implementations_of_attention_have_a_line_each(options):
+    explained = attended(**options)
+    values = explained.plot().spec["layer"][0]["data"]["values"]
+    assert [each["label"].split(". ")[1] for each in values] == [*explained.answers]
+    for each, (name, answer) in zip(values, explained.answers.items(), strict=True):
+        assert each["value"] == (explained.predicted[name] if answer == "can" else 0)
+        assert each["told"].startswith("chosen, predicted") == (name == explained.implementation)
+        assert answer == "can" or each["told"] == answer
+
+
 @drawing
 @pytest.mark.parametrize(
-    "shown", [explained("ij,jk->ik", (2, 3), (3, 4)), LOG, FusionLog()], ids=["plan", "log", "none"]
+    "shown",
+    [explained("ij,jk->ik", (2, 3), (3, 4)), attended(), LOG, FusionLog()],
+    ids=["plan", "attention", "log", "none"],
 )
 def test_notebooks_show_pictures_and_words(shown, tmp_path):
     html = shown._repr_html_()

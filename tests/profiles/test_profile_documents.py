@@ -22,6 +22,13 @@ def test_document_is_up_to_date(path):
     assert documents.updated(text) == text, "run: make report"
 
 
+@pytest.mark.parametrize("path", documents.kept_files("*"), ids=lambda path: path.stem)
+def test_tables_of_kept_results_are_up_to_date(path):
+    text = path.with_suffix(".md").read_text("utf-8")
+    assert documents.tables_of(read_result(path)) == text, "run: make report"
+    assert re.match(r"# [\w-]+: .*, CPU threads: \d+, .*(torch|CuPy) \d", text), "the heading says against what"
+
+
 def test_every_section_stands_somewhere():
     text = "".join(path.read_text("utf-8") for path in documents.DOCUMENTS)
     begun, ended = (sorted(re.findall(rf"<!-- {mark}((?:results|reference):[\w-]+) -->", text)) for mark in ("", "/"))
