@@ -173,11 +173,11 @@ def fast_einsum(
             return fast_einsum(*operands, out=out, dtype=dtype, order=order, casting=casting, optimize=optimize)
     if out is not None and is_written(operands, out, 0, (dtype, order, casting, optimize), plan_call):
         return out
-    if dtype is None and order is ORDER and casting is CASTING and optimize is OPTIMIZE:
+    if operands and dtype is None and order is ORDER and casting is CASTING and optimize is OPTIMIZE:
         again: Any = fast_einsum  # without options
         if out is None:
             return again(*operands)
-        arrays = operands[1:] if operands and isinstance(operands[0], str) else operands[: len(operands) // 2 * 2 : 2]
+        arrays = operands[1:] if isinstance(operands[0], str) else operands[: len(operands) // 2 * 2 : 2]
         backend = known_backend(arrays, out)
         own = getattr(out, "dtype", None)
         same = own is not None and all(getattr(each, "dtype", None) == own for each in arrays)

@@ -13,7 +13,8 @@ from math import inf, prod
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from einops_fast.planning.cost import Product, gemm_seconds, is_complex, multiply_seconds, native_seconds
+from einops_fast.planning import cost
+from einops_fast.planning.cost import Product, is_complex
 from einops_fast.planning.layout import Term, contiguous_in_order, contiguous_strides
 from einops_fast.planning.lowering import Lowering
 from einops_fast.planning.matrices import may_lag_behind
@@ -56,13 +57,13 @@ def filled_in(
     batch, m, n, k = product
     full, elements, on = product.full, (batch * m * k, batch * k * n, batch * m * n), target.ceilings
     summed = bool(template.extents[3])
-    multiply = multiply_seconds(full, elements, summed, dtype, on)
+    multiply = cost.multiply_seconds(full, elements, summed, dtype, on)
     # Where loops begin, and add to memory, makes them slower than this.
-    native = native_seconds(full, elements, summed, dtype, on) if template.loops and on.native else inf
+    native = cost.native_seconds(full, elements, summed, dtype, on) if template.loops and on.native else inf
     if not summed:
         if multiply > native:
             return None
-    elif (1 in (m, n) and may_lag_behind(full, dtype, on)) or gemm_seconds(product, 1, dtype, on) > min(
+    elif (1 in (m, n) and may_lag_behind(full, dtype, on)) or cost.gemm_seconds(product, 1, dtype, on) > min(
         multiply, native
     ):
         return None
