@@ -133,6 +133,7 @@ def call_of(question: Hashable, arrays: Arrays, spec_of: Callable[[], AttentionS
     """
     given = [each for each in arrays if each is not None]
     precision = fp32_precision() if given[0].dtype == torch.float32 else ""
+    # A call keeps where its results are made, by which it is told from others, too.
     asked = MEMORY, question, precision, tuple([each is None for each in arrays])
     found: Any = recall(asked, given)
     if found is None:
