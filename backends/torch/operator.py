@@ -181,7 +181,7 @@ def _whole(function: Callable[..., Any]) -> Callable[..., Any]:
 
     def run(first: Any, *others: Any) -> Any:
         found = function(first, *others)
-        if not isinstance(found, tuple):
+        if not isinstance(found, tuple) or not [each for each in found if each is None]:
             return found
         nothing = (0,), (1,), first.dtype
         instead = new_tensors(first, [nothing if each is None else None for each in found])
