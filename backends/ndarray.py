@@ -144,11 +144,8 @@ class NdarrayBackend(Backend):
 
     def _added_in_blocks(self, step: Gemm, out: Operand) -> Run | None:
         """Return a large product added to ``out`` some rows at a time: NumPy has none that adds."""
-        rows, views, matmul = (
-            max(_ROWS, _BLOCK // (prod(step.batch) * step.n)),
-            self._matrices_and(step, out),
-            self.matmul,
-        )
+        rows = max(_ROWS, _BLOCK // (prod(step.batch) * step.n))
+        views, matmul = self._matrices_and(step, out), self.matmul
         if views is None or step.m <= rows:
             return None
         one, two, view = views
@@ -246,7 +243,7 @@ class NdarrayBackend(Backend):
 
 
 def sum_equation(step: Sum) -> str | None:
-    """Return the einsum of a sum; ``None`` if there aren't so many letters."""
+    """Return the equation of a sum; ``None`` if it has more axes than there are letters."""
     rank = len(step.shape) + len(step.axes)
     every = ascii_letters[:rank]
     kept = "".join(label for at, label in enumerate(every) if at not in step.axes)

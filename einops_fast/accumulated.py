@@ -15,7 +15,7 @@ from einops_fast.planning.compositions import composition
 from einops_fast.runtime.limits import limit_now
 from einops_fast.runtime.settings import settings
 from einops_fast.runtime.tracing import is_tracing
-from einops_fast.written import is_written, split_as_result
+from einops_fast.written import split_as_result, write_in_place
 
 
 def accumulated(beta: Any, operands: Sequence[Any], out: Any, sizes: Mapping[str, Any], options: dict[str, Any]) -> Any:
@@ -34,7 +34,7 @@ def accumulated(beta: Any, operands: Sequence[Any], out: Any, sizes: Mapping[str
         asked = [options[name] for name in ("dtype", "order", "casting", "optimize")]
         try:
             with settings(options["autotune"], options["precision"]):
-                if is_written(operands, out, beta, asked, plan_call):
+                if write_in_place(operands, out, beta, asked, plan_call):
                     return out
         except (TypeError, RuntimeError) as error:
             raise _no_sum(beta, out, out.dtype, error) from error

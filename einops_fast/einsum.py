@@ -36,7 +36,7 @@ from einops_fast.runtime.settings import settings, settings_hold
 from einops_fast.runtime.traced import call_traced
 from einops_fast.runtime.tuning import is_reproducible
 from einops_fast.vocabulary import names_of, no_argument
-from einops_fast.written import is_written, split_as_result
+from einops_fast.written import split_as_result, write_in_place
 
 
 def _planned(
@@ -171,7 +171,7 @@ def fast_einsum(
     if (autotune is not None or precision is not None) and not settings_hold(autotune, precision):
         with settings(autotune, precision):
             return fast_einsum(*operands, out=out, dtype=dtype, order=order, casting=casting, optimize=optimize)
-    if out is not None and is_written(operands, out, 0, (dtype, order, casting, optimize), plan_call):
+    if out is not None and write_in_place(operands, out, 0, (dtype, order, casting, optimize), plan_call):
         return out
     if operands and dtype is None and order is ORDER and casting is CASTING and optimize is OPTIMIZE:
         again: Any = fast_einsum  # without options

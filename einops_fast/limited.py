@@ -43,7 +43,7 @@ from einops_fast.runtime.plan_cache import emptied_with_plans, keep
 from einops_fast.runtime.settings import settings
 from einops_fast.runtime.tracing import is_tracing
 from einops_fast.runtime.tuning import current_mode
-from einops_fast.written import is_written
+from einops_fast.written import write_in_place
 
 _UNASKED = 16.0
 """How many times the FLOPs pieces that nobody asked for may take; with more, memory has run out."""
@@ -81,7 +81,7 @@ class Pieces:
         if slicing.is_whole:
             options = self.dtype, "K", self.casting, slicing.rest.path
             with unlimited():
-                return is_written((slicing.subscripts.equation, *operands), target, beta, options, plan_call)
+                return write_in_place((slicing.subscripts.equation, *operands), target, beta, options, plan_call)
         layout = self.backend.inspect(target)
         shape = tuple([slicing.sizes[label] for label in slicing.subscripts.output])
         fits = layout.shape == shape and layout.dtype == numerics.compute == numerics.result and not overlaps(layout)

@@ -27,7 +27,7 @@ Plan = Callable[..., Any]
 """Makes the plan of a call."""
 
 
-def is_written(operands: Sequence[Any], out: Any, beta: Any, options: Sequence[Any], plan: Plan) -> bool:
+def write_in_place(operands: Sequence[Any], out: Any, beta: Any, options: Sequence[Any], plan: Plan) -> bool:
     """Write the result to ``out``, or add it to ``beta`` times ``out``, and return whether a plan did so in place.
 
     Nothing is changed where none does: the result has to be computed, checked and copied. ``options`` are dtype, order,
@@ -44,7 +44,7 @@ def is_written(operands: Sequence[Any], out: Any, beta: Any, options: Sequence[A
         return False
     if backend is None or target is None or (beta != 0 and type(beta) not in _NUMBERS):
         return False
-    question, every = (spelled, beta != 0, *options, is_written), (*arrays, target)
+    question, every = (spelled, beta != 0, *options, write_in_place), (*arrays, target)
     try:
         run = recall(question, every)
         if run is None:

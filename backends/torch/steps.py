@@ -255,14 +255,14 @@ def product_into(product: Run, a: Any, b: Any, result: Any, loops: int) -> None:
 
 
 def with_batch(arranged: Run, how: Arrange, batch: int) -> Run:
-    """bmm wants the batch axis on both operands; expanding it copies nothing."""
+    """Return what expands an operand that lacks the batch axis, which bmm wants on both; that copies nothing."""
     if how.shape is not None and len(how.shape) >= 3 and how.shape[-3] == 1 != batch:
         return lambda a: arranged(a).expand(*[-1] * (len(how.shape or ()) - 3), batch, -1, -1)
     return arranged
 
 
 def permuting(perm: tuple[int, ...] | None) -> Run:
-    """Brings the axes into another order."""
+    """Return what brings the axes into another order."""
     if perm is None:
         return as_is
     *others, rows, columns = range(max(len(perm), 2))

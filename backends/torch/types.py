@@ -216,7 +216,7 @@ def any_nested(operands: Sequence[Any]) -> bool:
 
 
 def signs_of(operands: Sequence[Any]) -> list[tuple[bool, bool]]:
-    """Whether each operand is a view that stands for the negative of what is in memory, and for its conjugate.
+    """Return whether each operand is a view that stands for the negative of what is in memory, and for its conjugate.
 
     ``z.conj().imag`` and ``z.conj()`` are.
     """

@@ -32,7 +32,7 @@ from einops_fast.planning.steps import Native
 from einops_fast.runtime.new_shapes import by_question, native_first
 from einops_fast.runtime.plan_cache import compiled, recall, remember, remember_alike
 from einops_fast.runtime.tracing import is_tracing
-from einops_fast.written import is_written
+from einops_fast.written import write_in_place
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ def _call(name: str, native: Callable[..., Any], operands: Sequence[Any], option
         # chooses one, the dtype of out has no say in that of the products.
         return native(equation, *arrays, **{name: options[name] for name in options if name != "optimize"})
     same = out is not None and order == "K" and all(array.dtype == out.dtype for array in arrays)
-    if same and is_written((equation, *arrays), out, 0, (dtype, order, casting, optimize), plan_call):
+    if same and write_in_place((equation, *arrays), out, 0, (dtype, order, casting, optimize), plan_call):
         return out
     result = run(*arrays)
     if out is None and order == "K":

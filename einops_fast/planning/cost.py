@@ -255,10 +255,10 @@ def _step_cost(step: Step, reads: Sequence[int], dtype: str, on: Ceilings) -> St
             return StepCost(0, 0, 0, 0.0)
         return StepCost(0, 2 * item * result, item * result, copy_seconds(result, False, dtype, on))
     if isinstance(step, Cast | Sum):
-        moved, is_sum = item * (reads[0] + result), isinstance(step, Sum)
+        moved, added = item * (reads[0] + result), step.axes if isinstance(step, Sum) else ()
         # torch may sum halves over several axes on a CPU in a copy of them in float32.
-        copy = 2 * reads[0] if isinstance(step, Sum) and item == 2 and on.block and len(step.axes) > 1 else 0
-        return StepCost(reads[0] if is_sum else 0, moved, 0, on.call + moved / on.bandwidth, copy)
+        copy = 2 * reads[0] if item == 2 and on.block and len(added) > 1 else 0
+        return StepCost(reads[0] if added else 0, moved, 0, on.call + moved / on.bandwidth, copy)
     moved = item * (sum(reads) + result)
     if isinstance(step, Gemm):
         copies = [size for size, how in zip(reads, (step.left, step.right), strict=True) if how.moves]

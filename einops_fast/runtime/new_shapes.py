@@ -142,7 +142,8 @@ def native_first(
     """
     if observed():  # an observer sees plans
         return None
-    shapes = learn_loops(question, subscripts, backend, operands, as_given)
+    shapes = came_with(question)
+    learn_loops(question, subscripts, backend, operands, as_given)
     if not subscripts.equation.isascii():
         return None
     if is_reproducible():  # what came before makes no difference: sizes alone send calls to loops
@@ -158,10 +159,10 @@ def native_first(
 
 def learn_loops(
     question: tuple[Hashable, ...], subscripts: Subscripts, backend: Backend, operands: Sequence[Any], as_given: bool
-) -> NewShapes:
-    """Return the shapes that a call came with, and have later ones that are spelled so ask first about small sizes.
+) -> None:
+    """Have later calls that are spelled so ask first whether the framework's loops are the fastest for their sizes.
 
-    Args are those of :func:`native_first`; the framework's loops may be the fastest for these sizes.
+    The arguments are those of :func:`native_first`.
     """
     spelled: Any = question[0]
     in_letters = subscripts.equation.isascii() and (as_given or not isinstance(spelled, str))
@@ -169,7 +170,6 @@ def learn_loops(
         product = backend.product(subscripts) if as_given and AT_SECOND_CALL else None
         key = spelled if as_given else 2 * len(operands) + (spelled[1] is not None)
         know_loops(key, type(operands[0]), backend.loops, product)
-    return came_with(question)
 
 
 def _asked_first(subscripts: Subscripts, backend: Backend) -> AtOnce:

@@ -201,7 +201,7 @@ def _form(
 
 
 def cheapest(received: dict[str, float], block: float) -> str:
-    """Choose a form by the bytes that a rank receives in each, of which ``block`` are the keys of another rank.
+    """Choose the form in which a rank receives the fewest bytes; ``block`` are those of one rank's keys and values.
 
     A ring that receives as much as is gathered takes longer where blocks are small: each is a call, and adding it up.
     """

@@ -17,7 +17,7 @@ from einops_fast.errors import OperandError
 def attend_in_block(mesh: Any, request: Request, arrays: dict[str, Any]) -> Any:
     """Return this rank's part of attention to the whole sequence, of the parts that the ranks of a mesh have.
 
-    torch gives each rank an early and a late part where their number allows that, of which it keeps a note.
+    torch gives each rank an early and a late part if it balances causal masks, and keeps that in its options.
     """
     module = sys.modules[torch.nn.functional.scaled_dot_product_attention.__module__]
     spread = mesh.size() > 1 and bool(module._cp_options.enable_load_balance)

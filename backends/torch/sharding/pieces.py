@@ -92,7 +92,7 @@ def _facing(plain: Options, reach: Reach, first: int, stop: int, low: int, high:
 
 
 def merged(one: tuple[Any, Any], other: tuple[Any, Any], axis: int) -> tuple[Any, Any]:
-    """Return the results, and the logs of the denominators, of keys of which two calls saw each a part.
+    """Return the result of all keys, and the log of its denominator, from those of two calls that each saw some keys.
 
     ``axis`` is that of the features in the results.
     """
@@ -110,7 +110,7 @@ def kept(seed: Any, places: Sequence[Any], p: float) -> Any:
 
     Args:
         seed: a number of 31 bits, in an array of int64 with one element.
-        places: the positions along each axis, of which the last one is the keys'.
+        places: the positions along each axis; those of the keys come last.
         p: the probability of dropping one.
     """
     *rows, columns = places
@@ -122,7 +122,7 @@ def kept(seed: Any, places: Sequence[Any], p: float) -> Any:
 
 
 def _mixed(numbers: Any, bits: int) -> Any:
-    """Return numbers of 32 bits of which each depends on all bits of those that are given: Wellons' lowbias32."""
+    """Hash numbers of 32 bits, so that each bit of a result depends on all bits given: Wellons' lowbias32."""
     found = numbers & bits
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B), (16, None)):
         found = found ^ ((found >> shift) & (0xFFFFFFFF >> shift))

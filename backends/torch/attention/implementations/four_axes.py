@@ -259,7 +259,7 @@ def ways_by_axes(
 def _ways_of_views(plan: Plan, axes: FourAxes, arrays: Sequence[Any]) -> list[Way | None]:
     """Return the ways of q, k, v and the result, where views tell them without sizes; ``None`` where they don't."""
     spec, found = plan.spec, list[list[_Place] | None]()
-    # Heads of q that share those of k are split in two, the second of which is put into k and v.
+    # Heads of q that share those of k are split in two axes, and k and v get the second one, of one element.
     grouped = plan.views[0][1].split is not None
     usual = axes.cut == 1 and len(axes.sizes) == 2 + grouped and len(plan.result.shape or ()) == 4 * grouped
     own = (spec.q_batch, axes.sizes), (spec.k_batch, axes.kv_sizes), (spec.v_batch, axes.kv_sizes)
@@ -281,7 +281,7 @@ _Place = tuple[int, int]
 
 
 def _split_places(shape: Sequence[int], split: Sequence[int] | None) -> list[_Place]:
-    """Return the places of the axes of an array, one of which is split in two."""
+    """Return the places of the axes of an array whose view splits one axis in two."""
     places = list[_Place]()
     for axis, size in enumerate(shape):
         places.append((axis, 0))
