@@ -142,8 +142,8 @@ def native_first(
     """
     if observed():  # an observer sees plans
         return None
-    shapes = came_with(question)
     learn_loops(question, subscripts, backend, operands, as_given)
+    shapes = came_with(question)
     if not subscripts.equation.isascii():
         return None
     if is_reproducible():  # what came before makes no difference: sizes alone send calls to loops
@@ -160,10 +160,11 @@ def native_first(
 def learn_loops(
     question: tuple[Hashable, ...], subscripts: Subscripts, backend: Backend, operands: Sequence[Any], as_given: bool
 ) -> None:
-    """Have later calls that are spelled so ask first whether the framework's loops are the fastest for their sizes.
+    """Keep that a call came, and have later ones that are spelled so ask first whether the framework's loops suffice.
 
     The arguments are those of :func:`native_first`.
     """
+    came_with(question)
     spelled: Any = question[0]
     in_letters = subscripts.equation.isascii() and (as_given or not isinstance(spelled, str))
     if backend.loops is not None and in_letters and not observed():
