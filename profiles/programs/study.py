@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 # How far the losses of the first steps may be from those of the eager program, relative to them.
 ALLOWED = {"bfloat16": 2e-2, "float16": 5e-3, "float32": 1e-4}
 BY_NAME = "attention()"  # The way of the program that is one call of attention
+GRAPHS = ("compile+graphs", "ours+graphs")  # Compared with each other
 FIRST_STEPS = 4  # Whose losses are compared
 ROUNDS, SECONDS = 7, 0.4  # Of as many steps as take so long
 
@@ -41,11 +42,14 @@ def _optimized(program: Program) -> Any:
 COMPILERS: dict[str, Callable[[Any, Program], Any]] = {
     "eager": lambda torch, program: program.module,
     "compile": lambda torch, program: torch.compile(program.module),
-    "max-autotune": lambda torch, program: torch.compile(program.module, mode="max-autotune-no-cudagraphs"),
     "ours": lambda torch, program: einops_fast.compile(program.module),
+    "max-autotune": lambda torch, program: torch.compile(program.module, mode="max-autotune-no-cudagraphs"),
     "optimize": lambda torch, program: _optimized(program),
     "optimize+compile": lambda torch, program: torch.compile(_optimized(program)),
     "attention()": lambda torch, program: program.named,
+    # With steps captured in CUDA graphs, where the host's time is no part of a step's.
+    "compile+graphs": lambda torch, program: torch.compile(program.module, mode="reduce-overhead"),
+    "ours+graphs": lambda torch, program: einops_fast.compile(program.module, mode="reduce-overhead"),
 }
 
 
@@ -83,14 +87,12 @@ class ProgramsStudy(JobStudy):
     about = "whole programs, unmodified: the first step and the later ones, peak memory, the same losses"
     note = "All ways of a program compiled side by side, in processes with empty caches; they were timed in turns."
     families = FAMILIES
-    makers: Mapping[str, Maker] = dict.fromkeys(
-        ("eager", "compile", "ours", "optimize", BY_NAME, "max-autotune", "optimize+compile"), apart
-    )
+    makers: Mapping[str, Maker] = dict.fromkeys(COMPILERS, apart)
     native = "eager"
-    peers = ("eager", "compile", "max-autotune", "optimize", "optimize+compile", BY_NAME)
-    unrivalled = ("optimize", "optimize+compile", BY_NAME)
+    peers = tuple(name for name in COMPILERS if name != "ours")
+    unrivalled = ("optimize", "optimize+compile", BY_NAME, *GRAPHS)
     on_cpu = ("eager", "compile", "ours")
-    guests = ("optimize", BY_NAME, "max-autotune", "optimize+compile")
+    guests = ("max-autotune", *unrivalled)
     title, kernels, digits = "Whole programs", "fused", ".4g"
     shown: Mapping[str, Callable[[Row], float | None]] = {
         "step, ms": lambda row: times(1e3, row.seconds),
@@ -150,6 +152,9 @@ class ProgramsStudy(JobStudy):
     def summed_up(self, lines: Sequence[Line]) -> Iterator[str]:
         if ratios := [line.ours.to_best for line in lines if line.ours.to_best]:
             yield f"ours / the best of eager and compiled: {geomean(ratios):.2f}, worst {max(ratios):.2f}"
+        captured = [[line.ways[name].seconds for name in GRAPHS] for line in lines if {*GRAPHS} <= {*line.ways}]
+        if ratios := [found for theirs, ours in captured if (found := times(1, ours, theirs))]:
+            yield f"the same in CUDA graphs, ours / compiled: {geomean(ratios):.2f}, worst {max(ratios):.2f}"
 
 
 def _round(step: Step, times: int, framework: Framework) -> tuple[float, float]:

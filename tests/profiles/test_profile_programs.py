@@ -116,21 +116,30 @@ def test_table_of_programs(rows_of):
         if job.what == "compile":
             raise RuntimeError("Traceback:\n  somewhere\nRuntimeError: no compiler")
         losses = [2.0, 1.0] if job.what != "max-autotune" else [2.0, 1.5]
-        step = {"eager": 0.004, "ours": 0.002}.get(job.what, 0.003)
+        step = {"eager": 0.004, "ours": 0.002, "ours+graphs": 0.001}.get(job.what, 0.003)
         return Found({"first": 1.0}, "2 fused", step, 0.0001, 0.001, 3_000_000_000, losses=losses)
 
-    options = Options(only="nanogpt-lengths", peers=("compile", "max-autotune"))
+    options = Options(only="nanogpt-lengths", peers=("compile", "max-autotune", "compile+graphs", "ours+graphs"))
     rows, table, lines = rows_of("programs", find, options)
     found = {row.what: row for row in rows}
-    assert set(found) == {"eager", "ours", "compile", "max-autotune"}
+    assert set(found) == {"eager", "ours", "compile", "max-autotune", "compile+graphs", "ours+graphs"}
     assert found["compile"].failure == "RuntimeError: no compiler"
     assert found["max-autotune"].failure.startswith("wrong: losses differ by 50")
     assert (found["ours"].best, found["ours"].to_best, found["ours"].speedup) == ("eager", 0.5, 2)
     cells = lines["nanogpt-lengths"]
-    assert cells["step, ms: eager / compile / ours / max-autotune"] == "4 / – / 2 / –"
-    assert cells["peak, GB: eager / compile / ours / max-autotune"] == "3 / – / 3 / 3"
+    assert (
+        cells["step, ms: eager / compile / ours / max-autotune / compile+graphs / ours+graphs"]
+        == "4 / – / 2 / – / 3 / 1"
+    )
+    assert (
+        cells["peak, GB: eager / compile / ours / max-autotune / compile+graphs / ours+graphs"]
+        == "3 / – / 3 / 3 / 3 / 3"
+    )
     assert cells["fused"] == "2 fused"
-    assert table.summary == ("ours / the best of eager and compiled: 0.50, worst 0.50",)
+    assert table.summary == (
+        "ours / the best of eager and compiled: 0.50, worst 0.50",
+        "the same in CUDA graphs, ours / compiled: 0.33, worst 0.33",
+    )
 
 
 # First calls
