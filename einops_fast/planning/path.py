@@ -326,7 +326,7 @@ def _is_tree(optimize: Any) -> bool:
 def _checked(steps: Sequence[Sequence[Any]], count: int, optimize: Any) -> Path:
     """A path whose steps name terms that are there, and leave one."""
     left = count
-    path = []
+    path: list[tuple[int, ...]] = []
     for step in steps:
         if len(step) == 2 and type(step[0]) is type(step[1]) is int and 0 <= step[0] < step[1] < left:
             path.append((step[0], step[1]))  # as nearly all are
