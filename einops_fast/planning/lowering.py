@@ -55,6 +55,8 @@ class Lowering:
         # Nobody wants an intermediate in any order but the next step.
         ordered = target.in_order or target.memory
         self.between = target.replace(in_order=False, memory="") if ordered else target
+        if self.first > 2:
+            self.alike = alike(self.between, numerics)
         self.fuses = numerics.compute in target.kernels and not numerics.native and 0 not in sizes.values()
         self.many = self.first > _FEW and target.ceilings.native > 0 and numerics.gemm and not numerics.native
 
@@ -281,7 +283,7 @@ class Lowering:
             partner = rest.partner(keep)
             orders = axis_order(keep, partner, rest, self.subscripts.output)
             wanted = kernel_order(orders, left, right, self.sizes) if self.fuses else orders[0]
-            step = alike(self.between, self.numerics).step(left, right, wanted, self.sizes)
+            step = self.alike.step(left, right, wanted, self.sizes)
         else:
             if self.many:
                 left, right = self.only_shared(left, right, wanted), self.only_shared(right, left, wanted)
