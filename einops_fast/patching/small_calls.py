@@ -6,11 +6,13 @@ the one place that decides. It says no while there is an observer, which sees ev
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
-from functools import wraps
+from collections.abc import Callable, Mapping, Sequence, Set
+from functools import lru_cache, wraps
 from itertools import combinations
 from types import FunctionType
 from typing import Any, TypeVar
+
+import numpy as np
 
 from einops_fast.observing.observers import observed
 from einops_fast.patching.function_body import FunctionBody
@@ -91,7 +93,8 @@ def loops_first(planned: Callable[[Sequence[Any]], Any]) -> Callable[[E], E]:
     def decorated(with_options: E) -> E:
         @wraps(with_options)
         def einsum(*operands: Any, out: Any = None, optimize: Any = _AUTO, **options: Any) -> Any:
-            if options or not operands or (optimize is not _AUTO and type(optimize) is not bool):
+            given = optimize is _AUTO or type(optimize) is bool
+            if not (operands and given and (not options or _loops_take(options))):
                 return with_options(*operands, out=out, optimize=optimize, **options)
             spelled: Any = operands[0]
             if type(spelled) is not str:
@@ -105,7 +108,7 @@ def loops_first(planned: Callable[[Sequence[Any]], Any]) -> Callable[[E], E]:
                     if not 0 <= dtype.num <= REAL:
                         most = most_complex if 0 < dtype.num < FIRST_OF_OTHERS and most > 0 else -1
                     # Of empty arrays, the loops don't compare all extents.
-                    small = 0 < one.size <= most
+                    small = 0 < one.size <= most and (not options or len(others) > 0)
                     for at in others:
                         each = operands[at]
                         if type(each) is not kind or not 0 < each.size <= most:
@@ -114,15 +117,17 @@ def loops_first(planned: Callable[[Sequence[Any]], Any]) -> Callable[[E], E]:
                             small = small and (0 <= each.dtype.num <= REAL or loops_suffice(operands, out is not None))
                     if small:
                         try:
-                            return loops(*operands) if out is None else loops(*operands, out=out)
+                            if out is not None:
+                                options["out"] = out
+                            return loops(*operands, **options) if options else loops(*operands)
                         except Exception:  # a plan says what is wrong
-                            pass
-                    elif product is not None and out is None:
+                            options.pop("out", None)
+                    elif product is not None and out is None and not options:
                         result = product(*operands[1:])
                         if result is not None:
                             return result
-            if tracing.is_compiling() or limit_now():
-                return with_options(*operands, out=out, optimize=optimize)
+            if options or tracing.is_compiling() or limit_now():
+                return with_options(*operands, out=out, optimize=optimize, **options)
             # Which pairs come first is no question of one or two arrays.
             if out is None and (optimize is _AUTO or len(operands) <= (3 if type(spelled) is str else 5)):
                 return planned(operands)
@@ -133,6 +138,24 @@ def loops_first(planned: Callable[[Sequence[Any]], Any]) -> Callable[[E], E]:
         return einsum  # type: ignore[return-value]
 
     return decorated
+
+
+def _loops_take(options: Mapping[str, Any]) -> bool:
+    """Return whether options mean the same to NumPy's loops, of two arrays and more; of one they return a view."""
+    has_dtype = "dtype" in options
+    if len(options) != has_dtype + ("order" in options):
+        return False
+    try:
+        return not has_dtype or _is_real(options["dtype"])
+    except TypeError:  # of another framework, or one that can't be hashed
+        return False
+
+
+@lru_cache(maxsize=64)
+def _is_real(dtype: Any) -> bool:
+    """Return whether a dtype, however it is spelled, is one of real numbers."""
+    found = np.dtype(dtype)
+    return found.isnative and 0 < found.num <= REAL
 
 
 def loops_suffice(operands: Sequence[Any], has_out: bool = False) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from itertools import accumulate
 from math import prod
 from operator import mul
@@ -63,6 +63,11 @@ class Term:
         made = dict(zip(self.labels, values, strict=True))
         setattr(self, name, made)
         return made
+
+    @property
+    def layout(self) -> Hashable:
+        """All that a step depends on but labels: shape, strides unless in C order, and axes without a label."""
+        return (self.shape, self._strides, self.unnamed) if self.unnamed or self._strides else self.shape
 
     @property
     def in_order(self) -> bool:

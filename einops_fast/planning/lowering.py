@@ -12,6 +12,7 @@ from collections.abc import Collection, Sequence
 from itertools import chain
 from math import prod
 
+from einops_fast.planning.alike import alike
 from einops_fast.planning.chains import chain_of, chain_order, right_operands, with_factor
 from einops_fast.planning.cost import ITEM_SIZES, is_complex
 from einops_fast.planning.layout import Term, arranged, compact_strides, contiguous_strides, padded_strides
@@ -54,6 +55,8 @@ class Lowering:
         # Nobody wants an intermediate in any order but the next step.
         ordered = target.in_order or target.memory
         self.between = target.replace(in_order=False, memory="") if ordered else target
+        if self.first > 2:
+            self.alike = alike(self.between, numerics)
         self.fuses = numerics.compute in target.kernels and not numerics.native and 0 not in sizes.values()
         self.many = self.first > _FEW and target.ceilings.native > 0 and numerics.gemm and not numerics.native
 
@@ -269,20 +272,22 @@ class Lowering:
 
     def pair(self, left: Term, right: Term, rest: Remaining | None = None) -> Term:
         """Contract two terms. The result is one of many terms that are left, or the answer if there is no ``rest``."""
-        wanted, target = self.subscripts.output, self.target
+        wanted = self.subscripts.output
         if rest:
             keep = rest.needed(left.labels + right.labels)
             small = small_step(left, right, keep, self.subscripts.output, self.sizes) if self.many else None
             if small is not None:
                 return Term(self.add(small), small.labels, small.shape)
-            left, right = self.only_shared(left, right, keep), self.only_shared(right, left, keep)
+            if not set(keep).issuperset(set(left.labels) ^ set(right.labels)):
+                left, right = self.only_shared(left, right, keep), self.only_shared(right, left, keep)
             partner = rest.partner(keep)
             orders = axis_order(keep, partner, rest, self.subscripts.output)
             wanted = kernel_order(orders, left, right, self.sizes) if self.fuses else orders[0]
-            target = self.between
-        elif self.many:
-            left, right = self.only_shared(left, right, wanted), self.only_shared(right, left, wanted)
-        step = contract_pair(left, right, wanted, self.sizes, target, self.numerics)
+            step = self.alike.step(left, right, wanted, self.sizes)
+        else:
+            if self.many:
+                left, right = self.only_shared(left, right, wanted), self.only_shared(right, left, wanted)
+            step = contract_pair(left, right, wanted, self.sizes, self.target, self.numerics)
         if self.fuses:
             # In a library of its own, a step reads the operands as slots 0 and 1.
             reads = tuple([int(slot == right.slot) for slot in step.reads])

@@ -86,7 +86,7 @@ class Network:
             flops += full
             written.append(full if result is every else self.size(result))
         written.pop()  # the result
-        paired = all(len(positions) <= 2 for positions in path)
+        paired = max(map(len, path), default=0) <= 2
         return _Candidate(path, flops, sum(written), max(written, default=0), paired)
 
     def left_to_right(self) -> _Candidate:
@@ -326,11 +326,13 @@ def _is_tree(optimize: Any) -> bool:
 def _checked(steps: Sequence[Sequence[Any]], count: int, optimize: Any) -> Path:
     """A path whose steps name terms that are there, and leave one."""
     left = count
-    path = []
+    path: list[tuple[int, ...]] = []
     for step in steps:
-        plain = set(map(type, step)) == {int}
-        places = set(step) if plain else {index(at) for at in step if isinstance(at, SupportsIndex)}
-        positions = tuple(sorted(places))
+        if len(step) == 2 and type(step[0]) is type(step[1]) is int and 0 <= step[0] < step[1] < left:
+            path.append((step[0], step[1]))  # as nearly all are
+            left -= 1
+            continue
+        positions = tuple(sorted({index(at) for at in step if isinstance(at, SupportsIndex)}))
         if len(positions) != len(step) or not positions or positions[0] < 0 or positions[-1] >= left:
             raise EinsumError(
                 f"optimize={optimize!r}: {tuple(step)} doesn't name distinct terms of the {left} that are left"

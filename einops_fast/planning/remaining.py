@@ -38,8 +38,8 @@ class Remaining:
                 holders[label] = {term: None}
 
     def take(self, positions: Sequence[int]) -> list[Term]:
-        """Remove the terms at these positions."""
-        group = [self._terms.pop(at) for at in sorted(positions, reverse=True)][::-1]
+        """Remove the terms at these positions, which rise."""
+        group = [self._terms.pop(at) for at in positions[::-1]][::-1]
         holders = self._holders
         for term in group:
             for label in term.labels:
@@ -74,11 +74,17 @@ def axis_order(keep: Sequence[str], partner: Term | None, rest: Remaining, outpu
     Axes go last that the partner, which is probably multiplied next, contracts. A kernel of ours reads them as fast
     where they go before the free ones.
     """
-    shared = () if partner is None else partner.strides
-    free = "".join(sorted([label for label in keep if label not in shared], key=output.find))
-    both = [label for label in shared if label in keep]
-    contracted = "".join([label for label in both if rest.is_last(label)])
-    batch = "".join([label for label in both if label not in contracted])
+    shared, batch, contracted = "" if partner is None else partner.labels, "", ""
+    own = [label for label in keep if label not in shared]
+    if output:
+        own.sort(key=output.find)
+    for label in shared:
+        if label in keep:
+            if rest.is_last(label):
+                contracted += label
+            else:
+                batch += label
+    free = "".join(own)
     return batch + free + contracted, batch + contracted + free
 
 

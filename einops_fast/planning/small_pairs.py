@@ -25,44 +25,47 @@ _SMALL = 1 << 12
 
 def small_step(left: Term, right: Term, keep: list[str], output: str, sizes: Mapping[str, int]) -> Gemm | Native | None:
     """Return the step that contracts two terms to these labels; ``None`` where ways to do that have to be priced."""
-    if max(left.size, right.size) > _SMALL:
+    if left.size > _SMALL or right.size > _SMALL:
         return None
-    one, two = left.labels, right.labels
-    own = [label for label in two if label not in one]
-    full = left.size * prod([sizes[label] for label in own])
     if output:
         keep.sort(key=output.find)
-    kept, along_one = "".join(keep), full <= _TINY_ALONG_ONE and full in (left.size, right.size)
-    if (full <= _TINY or along_one) and not (left.unnamed or right.unnamed):
-        if len(one) == len(two) == len(kept) == 2 and one[0] == two[1]:
-            left, right, one, two = right, left, two, one
-        if len(one) == len(two) == len(kept) == 2 and one[1] == two[0] and one[1] not in kept:
-            m, k, n = [sizes[label] for label in one + two[1]]
-            return Gemm((left.slot, right.slot), one[0] + two[1], (m, n), AS_IS, AS_IS, (), m, n, k)
-        shape = tuple([sizes[label] for label in keep])
-        return Native.of((left.slot, right.slot), (one, two), kept, shape, "its elements are few", full, True)
+    one, two, kept = left.labels, right.labels, "".join(keep)
+    # Most pairs have more elements than these, of one operand alone.
+    if left.size <= _TINY_ALONG_ONE and right.size <= _TINY_ALONG_ONE and not (left.unnamed or right.unnamed):
+        full = left.size * prod([sizes[label] for label in two if label not in one])
+        if full <= _TINY or (full <= _TINY_ALONG_ONE and full in (left.size, right.size)):
+            if len(one) == len(two) == len(kept) == 2 and one[0] == two[1]:
+                left, right, one, two = right, left, two, one
+            if len(one) == len(two) == len(kept) == 2 and one[1] == two[0] and one[1] not in kept:
+                m, k, n = [sizes[label] for label in one + two[1]]
+                return Gemm((left.slot, right.slot), one[0] + two[1], (m, n), AS_IS, AS_IS, (), m, n, k)
+            shape = tuple([sizes[label] for label in keep])
+            return Native.of((left.slot, right.slot), (one, two), kept, shape, "its elements are few", full, True)
     roles = Roles(left, right, kept, sizes)
     batch, rows, columns, contracted = roles.batch, roles.rows, roles.columns, roles.contracted
     labels, (stack, m, n, k) = batch + rows + columns, roles.product
-    alone = len(one) + len(two) > 2 * len(batch + contracted) + len(rows + columns)
+    alone = len(one) + len(two) > len(labels) + len(batch) + 2 * len(contracted)
     short = k < (_SHORT if rows and columns else _SHORT_VECTOR)
     if alone or short or stack * m * n > _SMALL:
         return None
     turn_left, turn_right = left.fastest in rows, right.fastest in contracted
-    how_left = _matrices(left, batch, rows, contracted, turn_left, sizes)
-    how_right = _matrices(right, batch, contracted, columns, turn_right, sizes)
+    how_left = _matrices(left, (batch, contracted, rows) if turn_left else (batch, rows, contracted),
+                         (stack, k, m) if turn_left else (stack, m, k), sizes)  # fmt: skip
+    how_right = _matrices(right, (batch, columns, contracted) if turn_right else (batch, contracted, columns),
+                          (stack, n, k) if turn_right else (stack, k, n), sizes)  # fmt: skip
     stacks, shape = (stack,) if batch else (), roles.shape(labels)
     return Gemm(roles.slots, labels, shape, how_left, how_right, stacks, m, n, k, turn_left, turn_right)
 
 
-def _matrices(term: Term, batch: str, rows: str, columns: str, turn: bool, sizes: Mapping[str, int]) -> Arrange:
-    """Return how a term is seen as a stack of matrices; ``turn``: of their transposes."""
-    groups = (batch, columns, rows) if turn else (batch, rows, columns)
-    extents = [prod([sizes[label] for label in labels]) for labels in groups]
-    order, shape = "".join(groups), tuple(extents if batch else extents[1:])
+def _matrices(term: Term, groups: tuple[str, str, str], extents: tuple[int, ...], sizes: Mapping[str, int]) -> Arrange:
+    """Return how a term is seen as a stack of matrices: the labels of the stack, of what comes next, and what last."""
+    batch, outer, inner = groups
+    shape, own = extents if batch else extents[1:], term.labels
     if term.in_order and 1 not in term.shape:  # neighbours merge
-        lies = all(labels in term.labels for labels in groups) and not term.labels.endswith(batch or ",")
+        lies = batch in own and outer in own and inner in own and not own.endswith(batch or ",")
     else:
-        (_, stack), (m, outer), (n, inner) = [as_one(labels, term.strides, sizes) for labels in groups]
-        lies = not (stack is None or outer is None or inner is None) and readable_by_gemm(m, outer, n, inner)
-    return term.seen(order, shape, "" if lies else "its axes don't merge to a matrix that a GEMM can read")
+        (_, stack), (m, first), (n, last) = [as_one(labels, term.strides, sizes) for labels in groups]
+        lies = not (stack is None or first is None or last is None) and readable_by_gemm(m, first, n, last)
+    return term.seen(
+        batch + outer + inner, shape, "" if lies else "its axes don't merge to a matrix that a GEMM can read"
+    )

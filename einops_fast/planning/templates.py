@@ -119,9 +119,6 @@ def _template(
         for term, other in ((left, right), (right, left))
     ]
     given = kept == [left, right]
-    fastest = [
-        term[order[-1] if order and given else -1] if term else "" for term, order in zip(kept, orders, strict=True)
-    ]
     if (
         len(every) > len(_PRIMES) or (target.kernels and not given)
         or numerics.native or not numerics.gemm or numerics.widens or numerics.compute != numerics.result
@@ -129,26 +126,51 @@ def _template(
     ):  # fmt: skip
         return None
     sizes = dict(zip(every, _PRIMES, strict=False))
-    shapes = [tuple([sizes[label] for label in term]) for term in (left, right)]
-    terms = [Term(at, term, tuple([sizes[label] for label in term])) for at, term in enumerate(kept)]
+    operands = []
+    for term, order in zip((left, right), orders, strict=True):
+        shape = tuple([sizes[label] for label in term])
+        operands.append(Operand(shape, contiguous_in_order(shape, order or range(len(shape))), numerics.compute))
+    lowering = Lowering(subscripts, sizes, target, numerics)
+    if given:
+        terms = [
+            lowering.start(at, term, operand) for at, (term, operand) in enumerate(zip(kept, operands, strict=True))
+        ]
+    else:
+        terms = [Term(at, term, tuple([sizes[label] for label in term])) for at, term in enumerate(kept)]
     roles = Roles(terms[0], terms[1], output, sizes)
     batch, rows, columns, contracted = roles.batch, roles.rows, roles.columns, roles.contracted
     if contracted and output not in (batch + rows + columns, batch + columns + rows):
         return None
-    along_batch = fastest[0] == fastest[1] and fastest[0] in batch
     if not contracted and (target.kernels or is_complex(numerics.compute)):
         return None  # they are priced by their innermost loops
-    operands = [
-        Operand(shape, contiguous_in_order(shape, order or range(len(shape))), numerics.compute)
-        for shape, order in zip(shapes, orders, strict=True)
-    ]
-    steps = Lowering(subscripts, sizes, target, numerics).run(operands, ((0, 1),))
+    if contracted and given and not _merges(roles, target.batch_axes):
+        return None
+    if given:
+        lowering.finish(lowering.pair(terms[0], terms[1]))
+        steps = tuple(lowering.steps)
+    else:
+        steps = lowering.run(operands, ((0, 1),))
     if not _is_one_product(steps, roles.product, target):
         return None
+    along_batch = roles.lies_along_batch
     products: dict[str, int] = {}
     make = _maker(steps, {size: label for label, size in sizes.items()}, products) or _always(steps)
     loops = not (contracted and rows and columns) or along_batch
     return _Template((batch, rows, columns, contracted), loops, tuple(products), make)
+
+
+def _merges(roles: Roles, batch_axes: int) -> bool:
+    """Whether a GEMM may read both operands where they lie, all batch axes as few enough.
+
+    Then the axes of each role lie side by side in each operand, and those of the batch are not the fastest.
+    """
+    shared = [roles.contracted, roles.batch] if len(roles.batch) > batch_axes else [roles.contracted]
+    shared = [roles.left.in_memory(labels) for labels in shared]
+    for term, free in ((roles.left, roles.rows), (roles.right, roles.columns)):
+        lies = term.in_memory(term.labels)
+        if term.fastest in roles.batch or not all(labels in lies for labels in (term.in_memory(free), *shared)):
+            return False
+    return True
 
 
 def _is_one_product(steps: tuple[Step, ...], product: Product, target: Target) -> bool:

@@ -246,3 +246,63 @@ def test_labels_with_two_sizes_are_refused_in_empty_arrays(
                 else:
                     with pytest.raises(ShapeError, match="operand 0"):
                         einsum(*form(array), **options)
+
+
+@pytest.mark.parametrize("equation", ["ij,jk->ik", "ij,jk->ki", "ij,ij->ij", "ij,ij->", "ij,kl->ijkl"])
+@pytest.mark.parametrize("dtype", ["float32", "int64", "complex64"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"order": "C"},
+        {"order": "F"},
+        {"dtype": "float64"},
+        {"dtype": np.float64, "order": "C"},
+        {"dtype": None},
+        {"dtype": ">f8"},
+        {"dtype": complex},
+    ],
+)
+def test_order_and_dtype_of_small_calls_are_those_of_numpy(equation, dtype, options):
+    numbers = np.random.default_rng(0)
+    arrays = [numbers.integers(-9, 9, (3, 3)).astype(dtype) for _ in range(2)]
+    fast_einsum(equation, *arrays)
+    if options.get("dtype") in ("float64", np.float64, ">f8") and dtype == "complex64":
+        with pytest.raises(EinsumError):
+            fast_einsum(equation, *arrays, **options)
+        return
+    swapped = options.get("dtype") == ">f8"  # of which NumPy's own loops make garbage
+    expected = np.einsum(equation, *arrays, **(options | {"dtype": "f8"} if swapped else options))
+    for _ in range(3):
+        result = fast_einsum(equation, *arrays, **options)
+        np.testing.assert_array_equal(result, expected)
+        assert np.result_type(result) == np.result_type(expected)
+        if options.get("order") == "C":
+            assert np.asarray(result).flags.c_contiguous
+        if options.get("order") == "F":
+            assert np.asarray(result).flags.f_contiguous
+
+
+def test_small_calls_with_order_and_dtype_have_no_plans():
+    arrays = np.ones((3, 3)), np.ones((3, 3))
+    fast_einsum("ij,jk->ik", *arrays)
+    fast_einsum("ij->ji", arrays[0])
+    compiled.clear()
+    out = np.empty((3, 3))
+    for options in ({"order": "C"}, {"dtype": float}, {"dtype": "float64", "order": "F"}, {"order": "C", "out": out}):
+        fast_einsum("ij,jk->ik", *arrays, **options)
+    assert not compiled
+    assert out.tolist() == [[3.0] * 3] * 3
+    assert fast_einsum("ij->ji", arrays[0], order="C").flags.c_contiguous  # a view of it isn't
+    assert compiled
+
+
+@pytest.mark.parametrize("options", [{"dtype": "int64"}, {"dtype": ["float64"]}, {"dtype": "text"}, {"order": "Z"}])
+def test_options_that_do_not_fit_small_calls_are_refused_as_for_large_ones(options):
+    errors = []
+    for size in (3, 300):
+        arrays = np.ones((size, size)), np.ones((size, size))
+        fast_einsum("ij,jk->ik", *arrays)
+        with pytest.raises(Exception) as caught:  # noqa: PT011
+            fast_einsum("ij,jk->ik", *arrays, **options)
+        errors.append((caught.type, str(caught.value)))
+    assert errors[0] == errors[1]
