@@ -216,9 +216,3 @@ def boxes(tiling, operand):
 def box(tiling, operand):
     """Features of such a part."""
     return tiling.box(along(operand)) if along(operand) >= 0 else 0
-
-
-@gluon.constexpr_function
-def has(tiling, operand, axis):
-    """Whether one of :data:`OPERANDS` has a batch axis."""
-    return tiling.has[operand][axis]
