@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from einops_fast.backends.triton.attention.arguments import RUNTIME, Call, Lengths, Numbers, Tile
+from einops_fast.backends.triton.attention.arguments import RUNTIME, Call, Tile
 from einops_fast.backends.triton.attention.general.blocks import blocks_met, part_of, spans_of, visited
 from einops_fast.backends.triton.attention.general.loading import (
     added,
@@ -106,8 +106,7 @@ def _blocks(
 
 @triton.jit(do_not_specialize=RUNTIME)
 def forward_kernel(
-    q, k, v, out, lse, extras, strides, sizes,
-    q_len, kv_len, heads, together, q_rows, kv_rows, scale, cap, left, right, drop,
+    q, k, v, out, lse, extras, strides, sizes, lengths, numbers,
     f: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr, packed: tl.constexpr, parts: tl.constexpr,
 ):  # fmt: skip
     """Write a tile of the result and of the logarithms of its rows' sums.
@@ -115,12 +114,11 @@ def forward_kernel(
     If ``packed``, a tile's rows are of all batch elements that share k and v, so that these are read once. Of several
     ``parts`` of the keys each writes a result of its own, in ``out`` and ``lse`` one after the other.
     """
-    lengths = Lengths(q_len, kv_len, heads, together, q_rows, kv_rows)
-    call = Call(extras, strides, sizes, lengths, Numbers(scale, cap, left, right, drop))
+    call = Call(extras, strides, sizes, lengths, numbers)
     part = tl.program_id(1)
     if packed:
         share = shared_size(sizes, f)
-        tile, element = task(tl.cdiv(q_len * share, block_m), heads, together, f.right)
+        tile, element = task(tl.cdiv(lengths.q * share, block_m), lengths.heads, lengths.together, f.right)
         anchor = element * share
         row = (tile * block_m + tl.arange(0, block_m))[:, None]
         i = row // share
@@ -128,7 +126,7 @@ def forward_kernel(
         start = tile * block_m // share
         last = min(((tile + 1) * block_m - 1) // share, head.q_len - 1)
     else:
-        tile, anchor = task(tl.cdiv(q_len, block_m), heads, together, f.right)
+        tile, anchor = task(tl.cdiv(lengths.q, block_m), lengths.heads, lengths.together, f.right)
         element = anchor // shared_size(sizes, f)
         head = head_of(anchor, anchor, call, f)
         start = tile * block_m

@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from einops_fast.backends.triton.attention.arguments import RUNTIME, Call, Lengths, Numbers, Tile
+from einops_fast.backends.triton.attention.arguments import RUNTIME, Call, Tile
 from einops_fast.backends.triton.attention.general.blocks import blocks_by_position, blocks_met, spans_of, visited
 from einops_fast.backends.triton.attention.general.loading import (
     added,
@@ -162,22 +162,20 @@ def _existing(sums, exists):
 
 @triton.jit(do_not_specialize=RUNTIME)
 def keys_kernel(
-    q, k, v, d_out, lse, delta, dk, dv, extras, strides, sizes,
-    q_len, kv_len, heads, together, q_rows, kv_rows, scale, cap, left, right, drop,
+    q, k, v, d_out, lse, delta, dk, dv, extras, strides, sizes, lengths, numbers,
     f: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr,
 ):  # fmt: skip
     """Write a tile of the gradients of k and v: sums over queries, and over the batch elements that share k and v."""
-    lengths = Lengths(q_len, kv_len, heads, together, q_rows, kv_rows)
-    call = Call(extras, strides, sizes, lengths, Numbers(scale, cap, left, right, drop))
+    call = Call(extras, strides, sizes, lengths, numbers)
     share = shared_size(sizes, f)
     # The first keys are seen by the most queries.
-    tile, element = task(tl.cdiv(kv_len, block_n), heads, together, False)
+    tile, element = task(tl.cdiv(lengths.kv, block_n), lengths.heads, lengths.together, False)
     anchor = head_of(element * share, element * share, call, f)
     start = tile * block_n
     # Keys beyond those that a sequence has may be there, in a cache: their gradient is 0.
     held = anchor.kv_len
     if extras.cached is not None:
-        held = kv_len
+        held = lengths.kv
     if start < held:
         seed = seed_of(call, f)
         j = (start + tl.arange(0, block_n))[:, None]
@@ -233,14 +231,12 @@ def _queries_step(dq, start, tile, d_bias, call, f: tl.constexpr, block: tl.cons
 
 @triton.jit(do_not_specialize=RUNTIME)
 def queries_kernel(
-    q, k, v, d_out, lse, delta, dq, d_bias, extras, strides, sizes,
-    q_len, kv_len, heads, together, q_rows, kv_rows, scale, cap, left, right, drop,
+    q, k, v, d_out, lse, delta, dq, d_bias, extras, strides, sizes, lengths, numbers,
     f: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr,
 ):  # fmt: skip
     """Write a tile of the gradient of q; and, but for blocks that aren't seen, of that of a bias with all axes."""
-    lengths = Lengths(q_len, kv_len, heads, together, q_rows, kv_rows)
-    call = Call(extras, strides, sizes, lengths, Numbers(scale, cap, left, right, drop))
-    tile, number = task(tl.cdiv(q_len, block_m), heads, together, f.right)
+    call = Call(extras, strides, sizes, lengths, numbers)
+    tile, number = task(tl.cdiv(lengths.q, block_m), lengths.heads, lengths.together, f.right)
     element = number // shared_size(sizes, f)
     head = head_of(number, number, call, f)
     start = tile * block_m
@@ -323,16 +319,14 @@ def store_sum(d_bias, total, first_row, first_column, call, f: tl.constexpr):
 def bias_kernel(
     q, k, v, d_out, lse, delta, d_bias, extras, strides, sizes,
     kept_sizes, summed_sizes, place, query_tiles, key_tiles, summed, parts,
-    q_len, kv_len, heads, together, q_rows, kv_rows, scale, cap, left, right, drop,
-    f: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr,
+    lengths, numbers, f: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr,
 ):  # fmt: skip
     """Write a tile of the bias's gradient, or of part number ``program_id(1)`` of it.
 
     ``kept_sizes`` are those of the batch axes that the bias has, ``summed_sizes`` of those that it lacks, 1 for the
     others; ``place`` has row-major strides of all. ``summed`` is how many elements share a tile.
     """
-    lengths = Lengths(q_len, kv_len, heads, together, q_rows, kv_rows)
-    call = Call(extras, strides, sizes, lengths, Numbers(scale, cap, left, right, drop))
+    call = Call(extras, strides, sizes, lengths, numbers)
     acc: tl.constexpr = kept_type(f)
     program = tl.program_id(0)
     part = tl.program_id(1)
@@ -345,9 +339,9 @@ def bias_kernel(
     rows = 1
     columns = 1
     if not f.bias[0]:
-        rows = tl.cdiv(q_len, block_m)
+        rows = tl.cdiv(lengths.q, block_m)
     if not f.bias[1]:
-        columns = tl.cdiv(kv_len, block_n)
+        columns = tl.cdiv(lengths.kv, block_n)
     steps = summed * rows * columns
     length = tl.cdiv(steps, parts)
     for step in range(part * length, min((part + 1) * length, steps)):

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from einops_fast.backends.triton.attention.hopper.pipes import second_stages, there
+from einops_fast.backends.triton.attention.hopper.pipes import there
 from einops_fast.backends.triton.attention.hopper.positions import without
 from einops_fast.backends.triton.attention.hopper.products import begun, product, tiles_of
 from einops_fast.backends.triton.attention.hopper.scores import hidden, powers, scored
@@ -77,7 +77,7 @@ def weights_of(products, extra, i, j, logs, partly, ends: gl.constexpr, numbers,
 @gluon.jit
 def begun_more(right, more, count, zeros, operand: gl.constexpr, tiling: gl.constexpr):
     """The same with values or gradients of the result, which may come with the others."""
-    stages: gl.constexpr = second_stages(tiling)
+    stages: gl.constexpr = tiling.second_stages
     if tiling.second:
         there(more, count, stages)
     return product(right, tiles_of(more.buffers, count % stages, operand, tiling), zeros, 1, tiling)

@@ -28,7 +28,7 @@ from einops_fast.backends.triton.attention.hopper.pipes import (
 )
 from einops_fast.backends.triton.attention.hopper.positions import blocks_met, sides
 from einops_fast.backends.triton.attention.hopper.scores import Added, bias_of, mask_of
-from einops_fast.backends.triton.attention.hopper.tiles import BIAS, D_BIAS, MASK, OUT, K, Q, V, pair_bytes
+from einops_fast.backends.triton.attention.hopper.tiles import BIAS, D_BIAS, MASK, OUT, K, Q, V
 from einops_fast.backends.triton.attention.hopper.turns import in_groups
 
 
@@ -103,7 +103,7 @@ def _copy(arrays, shared, counts, numbers, tiling: gl.constexpr):
     """Copy into shared memory, by one warp, what the other warps read."""
     groups: gl.constexpr = tiling.groups
     bias_bytes: gl.constexpr = arrays.added.bias.block_type.nbytes * groups
-    step_bytes: gl.constexpr = pair_bytes(tiling)
+    step_bytes: gl.constexpr = tiling.pair_bytes
     count = 0
     done = 0
     for task in range(gl.program_id(0), _tasks(counts, numbers), gl.num_programs(0)):

@@ -49,7 +49,7 @@ from einops_fast.backends.triton.attention.hopper.scores import (
     powers,
     scored,
 )
-from einops_fast.backends.triton.attention.hopper.tiles import OUT, K, Q, V, added_bytes, boxes
+from einops_fast.backends.triton.attention.hopper.tiles import OUT, K, Q, V, boxes
 from einops_fast.backends.triton.attention.hopper.turns import (
     in_groups,
     my_turn,
@@ -85,16 +85,10 @@ class _State(NamedTuple):
     count: Any  # blocks of all tiles so far
 
 
-@gluon.constexpr_function
-def _reused(tiling):
-    """Whether the result leaves from where the queries were: there is no memory for both."""
-    return tiling.wide and tiling.alike
-
-
 @gluon.jit
 def _copy(q_desc, k_desc, v_desc, added, bounds, shared, numbers, tiling: gl.constexpr):
     """Copy into shared memory, by one warp, what the other warps read."""
-    k_bytes: gl.constexpr = k_desc.block_type.nbytes * boxes(tiling, K) + added_bytes(tiling)
+    k_bytes: gl.constexpr = k_desc.block_type.nbytes * boxes(tiling, K) + tiling.added_bytes
     v_bytes: gl.constexpr = v_desc.block_type.nbytes * boxes(tiling, V)
     count = 0
     done = 0
@@ -104,7 +98,7 @@ def _copy(q_desc, k_desc, v_desc, added, bounds, shared, numbers, tiling: gl.con
         first, end = within_bounds(bounds, element, start, first, end, numbers, tiling)
         note(shared.notes, lap, element, start, first, whole, whole_end, end)
         lap += 1  # noqa: SIM113, nothing is enumerated while compiling
-        if _reused(tiling) and first >= end:
+        if tiling.reused and first >= end:
             # The memory has to be waited for all the same, since the result leaves from there.
             fetch_own(q_desc, None, shared.q, None, done, element, start, Q, Q, numbers, tiling)
             done += 1
@@ -220,7 +214,7 @@ def _attend(out_desc, lse, shared, numbers, dtype: gl.constexpr, tiling: gl.cons
             for at in range(end - 2, first - 1, -1):
                 partly = sides(at, whole, whole_end)
                 state = _step(queries, shared, state, element, i, at, partly, numbers, zeros, tiling, group)
-            if not _reused(tiling):
+            if not tiling.reused:
                 released(shared.q, done, tiling.own)
                 done += 1
             count = state.count
@@ -228,7 +222,7 @@ def _attend(out_desc, lse, shared, numbers, dtype: gl.constexpr, tiling: gl.cons
             total = state.total
             sums = added(_values(state.weights, state.sums, shared.v, count - 1, tiling), 0, 1, tiling)
             released(shared.v, count - 1, tiling.stages)
-        elif fetched and not _reused(tiling):
+        elif fetched and not tiling.reused:
             # They came for the other groups.
             passed(shared.q, done, 1, tiling.own)
             done += 1
@@ -236,7 +230,7 @@ def _attend(out_desc, lse, shared, numbers, dtype: gl.constexpr, tiling: gl.cons
         divisor = gl.where(total == 0.0, 1.0, total)
         sums = scaled(sums, 1.0 / divisor, 1, tiling)
         row = start + 64 * group
-        if _reused(tiling):
+        if tiling.reused:
             there(shared.q, done, tiling.own)
             mine = done % tiling.own * tiling.groups + group
             leave(out_desc, shared.q.buffers, mine, sums, 1.0, element, row, dtype, OUT, numbers, tiling)
@@ -267,7 +261,7 @@ def hopper_kernel(q_desc, k_desc, v_desc, out_desc, bias, mask, bounds, lse, num
     k = pipe(k_desc, tiling.stages * boxes(tiling, K), tiling.stages, tiling.groups)
     v = pipe(v_desc, tiling.stages * boxes(tiling, V), tiling.stages, tiling.groups)
     out = q.buffers
-    if not _reused(tiling):
+    if not tiling.reused:
         of_out: gl.constexpr = tiling.groups * boxes(tiling, OUT)
         out = gl.allocate_shared_memory(dtype, [of_out] + out_desc.block_type.shape, out_desc.layout)
     added = Added(bias, mask)

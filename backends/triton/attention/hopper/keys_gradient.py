@@ -24,7 +24,6 @@ from einops_fast.backends.triton.attention.hopper.pipes import (
     released,
     room,
     second_pipe,
-    second_stages,
     there,
 )
 from einops_fast.backends.triton.attention.hopper.positions import own_blocks, sides, tile_of, within_bounds
@@ -41,7 +40,7 @@ from einops_fast.backends.triton.attention.hopper.products import (
     tiles_of,
 )
 from einops_fast.backends.triton.attention.hopper.scores import Added, added_of, added_tiles, fetch_added
-from einops_fast.backends.triton.attention.hopper.tiles import DK, DV, OUT, K, Q, V, boxes, stage_bytes
+from einops_fast.backends.triton.attention.hopper.tiles import DK, DV, OUT, K, Q, V, boxes
 from einops_fast.backends.triton.attention.hopper.turns import in_groups, note, noted, notes
 
 
@@ -89,11 +88,11 @@ def _waited(pending: gl.constexpr, dk, dv, tiling: gl.constexpr):
 def _copy(arrays, bounds, shared, numbers, tiling: gl.constexpr):
     """Copy into shared memory, by one warp, what the other warps read; without values, leave ``delta`` out."""
     block: gl.constexpr = tiling.block
-    second: gl.constexpr = second_stages(tiling)
+    second: gl.constexpr = tiling.second_stages
     numbers_of_rows: gl.constexpr = 1 if arrays.v is None else 2
     d_out_bytes: gl.constexpr = arrays.d_out.block_type.nbytes * boxes(tiling, OUT)
     apart_bytes: gl.constexpr = d_out_bytes if tiling.second else 0
-    block_bytes: gl.constexpr = stage_bytes(tiling) + numbers_of_rows * arrays.rows.block_type.nbytes - apart_bytes
+    block_bytes: gl.constexpr = tiling.stage_bytes + numbers_of_rows * arrays.rows.block_type.nbytes - apart_bytes
     count = 0
     done = 0
     for turn in range(gl.program_id(0), numbers.turns, gl.num_programs(0)):
@@ -174,7 +173,7 @@ def _keys_step(
         weights, slope = _weighed(products, shared, count + 1, reader, at, j, partly, numbers, tiling, group)
         d_weights = warpgroup_mma_wait(0, deps=[more])
         if tiling.second:
-            released(shared.d_out, count + 1, second_stages(tiling))
+            released(shared.d_out, count + 1, tiling.second_stages)
         state = _State(dk, dv, weights, slope, d_weights, count + 1)
     return state
 
@@ -214,7 +213,7 @@ def _own_keys(dk_desc, dv_desc, shared, scale, numbers, dtype: gl.constexpr, til
             weights, slope = _weighed(products, shared, count, reader, at, j, partly, numbers, tiling, group)
             d_weights = warpgroup_mma_wait(0, deps=[more])
             if tiling.second:
-                released(shared.d_out, count, second_stages(tiling))
+                released(shared.d_out, count, tiling.second_stages)
             state = _State(dk, dv, weights, slope, d_weights, count)
             for _ in range(numbers.share * (end - first) - 1):
                 at += 1

@@ -105,16 +105,10 @@ def beside(other, descriptor, count: gl.constexpr):
     return Pipe(_tiles(descriptor, count), other.full, other.empty)
 
 
-@gluon.constexpr_function
-def second_stages(tiling):
-    """Stages of the second of a block's two arrays."""
-    return tiling.second or tiling.stages
-
-
 @gluon.jit
 def second_pipe(first, descriptor, operand: gl.constexpr, tiling: gl.constexpr):
     """Memory for the second of a block's two arrays: it comes with the first one unless it has stages of its own."""
-    stages: gl.constexpr = second_stages(tiling)
+    stages: gl.constexpr = tiling.second_stages
     if tiling.second:
         return pipe(descriptor, stages * boxes(tiling, operand), stages, tiling.groups)
     else:

@@ -23,7 +23,6 @@ from einops_fast.backends.triton.attention.hopper.pipes import (
     released,
     room,
     second_pipe,
-    second_stages,
     there,
 )
 from einops_fast.backends.triton.attention.hopper.positions import own_blocks, sides, tile_of, within_bounds
@@ -38,7 +37,7 @@ from einops_fast.backends.triton.attention.hopper.products import (
     tiles_of,
 )
 from einops_fast.backends.triton.attention.hopper.scores import Added, added_of, added_tiles, fetch_added
-from einops_fast.backends.triton.attention.hopper.tiles import D_BIAS, OUT, K, Q, V, boxes, stage_bytes
+from einops_fast.backends.triton.attention.hopper.tiles import D_BIAS, OUT, K, Q, V, boxes
 from einops_fast.backends.triton.attention.hopper.turns import in_groups, note, noted, notes
 from einops_fast.backends.triton.device.barriers import barrier
 
@@ -70,9 +69,9 @@ def _early(tiling):
 @gluon.jit
 def _copy(arrays, bounds, shared, numbers, tiling: gl.constexpr):
     """Copy into shared memory, by one warp, what the other warps read."""
-    second: gl.constexpr = second_stages(tiling)
+    second: gl.constexpr = tiling.second_stages
     v_bytes: gl.constexpr = arrays.v.block_type.nbytes * boxes(tiling, V)
-    block_bytes: gl.constexpr = stage_bytes(tiling) - (v_bytes if tiling.second else 0)
+    block_bytes: gl.constexpr = tiling.stage_bytes - (v_bytes if tiling.second else 0)
     count = 0
     done = 0
     lap = 0
@@ -143,7 +142,7 @@ def _queries_step(
         weights, slope = _weighed(products, shared, count + 1, element, at - 1, partly, i, logs, numbers, tiling, group)
         d_weights = warpgroup_mma_wait(0, deps=[more])
         if tiling.second:
-            released(shared.v, count + 1, second_stages(tiling))
+            released(shared.v, count + 1, tiling.second_stages)
         state = _State(sums, weights, slope, d_weights, count + 1)
     else:
         state = _State(sums, state.weights, state.slope, state.d_weights, count + 1)
@@ -192,7 +191,7 @@ def _own_queries(
             )
             d_weights = warpgroup_mma_wait(0, deps=[more])
             if tiling.second:
-                released(shared.v, count, second_stages(tiling))
+                released(shared.v, count, tiling.second_stages)
             state = _State(sums, weights, slope, d_weights, count)
             for at in range(end - 1, first, -1):
                 state = _queries_step(

@@ -56,7 +56,7 @@ def added_tiles(arrays, tiling: gl.constexpr):
 
 @gluon.jit
 def fetch_added(arrays, tiles, stage, full, element, row, column, numbers, tiling: gl.constexpr):
-    """Have the tiles of a block copied, one for each warp group: ``added_bytes(tiling)`` in all."""
+    """Have the tiles of a block copied, one for each warp group: ``tiling.added_bytes`` in all."""
     groups: gl.constexpr = tiling.groups
     down: gl.constexpr = 0 if tiling.turned else 64
     across: gl.constexpr = 64 if tiling.turned else 0

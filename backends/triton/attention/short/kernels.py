@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from einops_fast.backends.triton.attention.arguments import RUNTIME, Call, Lengths, Numbers
+from einops_fast.backends.triton.attention.arguments import RUNTIME, Call
 from einops_fast.backends.triton.attention.general.gradients import row_logs, score_gradient, store_sum, weights_again
 from einops_fast.backends.triton.attention.general.loading import (
     added,
@@ -123,12 +123,10 @@ def _result_of_element(number, bias, arrays, call, f: tl.constexpr, block_m: tl.
 @triton.jit(do_not_specialize=[*RUNTIME, "summed", "parts"])
 def short_forward_kernel(
     q, k, v, out, lse, extras, strides, sizes, sharing, summed, parts,
-    q_len, kv_len, heads, together, q_rows, kv_rows, scale, cap, left, right, drop,
-    f: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr,
+    lengths, numbers, f: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr,
 ):  # fmt: skip
     """Write the result and the logarithms of rows' sums; ``sharing`` is ``None`` where a program has one element."""
-    lengths = Lengths(q_len, kv_len, heads, together, q_rows, kv_rows)
-    call = Call(extras, strides, sizes, lengths, Numbers(scale, cap, left, right, drop))
+    call = Call(extras, strides, sizes, lengths, numbers)
     arrays = (q, k, v, out, lse)
     if sharing is None:
         _result_of_element(tl.program_id(0), None, arrays, call, f, block_m, block_n)
@@ -209,15 +207,13 @@ def _gradients_of_element(
 @triton.jit(do_not_specialize=[*RUNTIME, "summed", "parts"])
 def short_gradients_kernel(
     q, k, v, d_out, lse, d_lse, delta, dq, dk, dv, d_bias, sums, extras, strides, sizes, sharing, summed, parts,
-    q_len, kv_len, heads, together, q_rows, kv_rows, scale, cap, left, right, drop,
-    f: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr,
+    lengths, numbers, f: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr,
 ):  # fmt: skip
     """Write all gradients that there are arrays for; and ``delta``, if there is one for it.
 
     That of a bias with all axes goes to ``d_bias``, of others to ``sums``, in ``parts``.
     """
-    lengths = Lengths(q_len, kv_len, heads, together, q_rows, kv_rows)
-    call = Call(extras, strides, sizes, lengths, Numbers(scale, cap, left, right, drop))
+    call = Call(extras, strides, sizes, lengths, numbers)
     arrays = (q, k, v, d_out, lse, d_lse, delta)
     gradients = (dq, dk, dv, d_bias)
     total = tl.zeros((block_m, block_n), kept_type(f))
