@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-RUNTIME = ["q_len", "kv_len", "heads", "together", "q_rows", "kv_rows", "left", "right"]
-"""Arguments of the kernels that must not be compiled for: they change from call to call. Inside a tuple, they would."""
+RUNTIME = ["lengths", "numbers"]
+"""Arguments of the kernels that must not be compiled for: they change from call to call."""
 
 
 @dataclass(frozen=True)

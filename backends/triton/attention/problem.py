@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from einops_fast.attention.spec import AttentionSpec
 from einops_fast.backends.triton.attention.arguments import Features, Lengths, Numbers, Strides
@@ -105,13 +105,13 @@ class Problem:
         """Return strides of these arrays and of those that scores depend on; others would be compiled for in vain."""
         return Strides(**{name: getattr(self.strides, name) for name in (*names, *_OF_SCORES)})
 
-    def runtime(self, heads: int, together: int) -> tuple[Any, ...]:
-        """Return the numbers that every kernel takes, one by one: those of :class:`Lengths`, then of :class:`Numbers`.
+    def runtime(self, heads: int, together: int) -> tuple[Lengths, Numbers]:
+        """Return the numbers that every kernel takes: :class:`Lengths`, then :class:`Numbers`.
 
         Programs are counted over ``heads`` batch elements, and work on so many ``together``.
         """
         together, spec = max(1, min(together, heads)), self.spec
-        return (*Lengths(spec.q_len, spec.kv_len, heads, together, self.q_rows, self.kv_rows), *self.numbers)
+        return Lengths(spec.q_len, spec.kv_len, heads, together, self.q_rows, self.kv_rows), self.numbers
 
 
 def problem(

@@ -19,8 +19,6 @@ import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from einops_fast.backends.triton.device.indexing import field
-
 _BARRIER = gl.constexpr(8)
 """Bytes of a barrier."""
 
@@ -78,7 +76,7 @@ def meet(notes):
 @gluon.jit
 def _place(notes, step, t: gl.constexpr):
     """Where the notes of a step are."""
-    return notes + 2 * _BARRIER + (step & 1) * (_NOTE * field(t, "parts"))
+    return notes + 2 * _BARRIER + (step & 1) * (_NOTE * t.parts)
 
 
 @gluon.jit
@@ -107,7 +105,7 @@ def heard(notes, step, t: gl.constexpr):
         }""",
         "=r,r,r", [notes + (step & 1) * _BARRIER, (step >> 1) & 1], dtype=gl.int32, is_pure=False, pack=1,
     )  # fmt: skip
-    place = _place(notes, step, t) + gl.arange(0, field(t, "parts"), layout=field(t, "everywhere")) * _NOTE
+    place = _place(notes, step, t) + gl.arange(0, t.parts, layout=t.everywhere) * _NOTE
     return gl.inline_asm_elementwise(
         "ld.shared.v2.b32 {$0, $1}, [$2];", "=r,=r,r", [place], dtype=(gl.float32, gl.float32), is_pure=False, pack=1
     )

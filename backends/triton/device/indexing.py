@@ -49,7 +49,10 @@ def _stride(steps, at):
 
 @triton.constexpr_function
 def field(record, name):
-    """A field of a tiling or of a role."""
+    """A field of a tiling or of a role as a constant, for ranges and arguments; elsewhere it is ``record.name``.
+
+    Triton 3.6 takes only numbers as arguments that aren't constants.
+    """
     return getattr(record, name)
 
 

@@ -74,7 +74,8 @@ def signature(
         if isinstance(value, tuple):
             names = getattr(value, "_fields", ("",) * len(value))
             inner = [
-                typed(each, (*path, at), named, ones) for at, (each, named) in enumerate(zip(value, names, strict=True))
+                typed(each, (*path, at), named, special)
+                for at, (each, named) in enumerate(zip(value, names, strict=True))
             ]
             return type(value)(*inner) if hasattr(value, "_fields") else tuple(inner)
         if value is None or (special and type(value) is int and value == 1):

@@ -22,21 +22,20 @@ from einops_fast.backends.triton.rows.tiles import element_place, row_place
 @gluon.jit
 def with_parts(sizes, t: gl.constexpr):
     """The sizes of the axes that count parts of rows: the rows' own, and how many parts each has, as a constant."""
-    return sizes + (gl.to_tensor(field(t, "parts")),)
+    return sizes + (gl.to_tensor(t.parts),)
 
 
 @gluon.jit
 def parts_of(part, columns, t: gl.constexpr):
     """The number of each part, its columns, which of these there are, both by pieces, and how many there are."""
-    layout: gl.constexpr = field(t, "layout")
-    number = gl.arange(0, field(t, "parts"), layout=gl.SliceLayout(1, layout))
+    number = gl.arange(0, t.parts, layout=gl.SliceLayout(1, t.layout))
     count = gl.minimum(gl.maximum(columns - number * part, 0), part)
     runs = ()
     exist = ()
     for at in gl.static_range(field(t, "pieces")):
-        run = at * field(t, "block") + gl.arange(0, field(t, "block"), layout=gl.SliceLayout(0, layout))
+        run = at * t.block + gl.arange(0, t.block, layout=gl.SliceLayout(0, t.layout))
         here = (run[None, :] >= 0) & (number[:, None] >= 0)
-        if field(t, "ragged"):
+        if t.ragged:
             here = run[None, :] < count[:, None]
         runs += (run,)
         exist += (here,)
@@ -46,7 +45,7 @@ def parts_of(part, columns, t: gl.constexpr):
 @gluon.jit
 def part_of_row(array, row, rows, number, runs, exist, sizes, strides, f: gl.constexpr, t: gl.constexpr):
     """A row's parts in the array's own type, by pieces, 0 where there is nothing, and if there is no such row."""
-    first = row_place(row * field(t, "parts") + number, sizes, strides, f)
+    first = row_place(row * t.parts + number, sizes, strides, f)
     found = ()
     for at in gl.static_range(len(runs)):
         place = element_place(first, runs[at], strides, f)
@@ -70,13 +69,13 @@ def parameter(array, stride, number, part, runs, exist):
 @gluon.jit
 def stored(array, stride, number, part, runs, exist, t: gl.constexpr):
     """The same in shared memory, for many rows; anything if there is none."""
-    shape: gl.constexpr = [field(t, "parts"), field(t, "block")]
+    shape: gl.constexpr = [t.parts, t.block]
     pieces = parameter(array, stride, number, part, runs, exist)
     found = ()
     for at in gl.static_range(len(runs)):
         piece = pieces[at]
         if array is not None:
-            place = gl.allocate_shared_memory(array.dtype.element_ty, shape, field(t, "shared"))
+            place = gl.allocate_shared_memory(array.dtype.element_ty, shape, t.shared)
             place.store(piece)
         else:
             place = piece
@@ -90,7 +89,7 @@ def from_shared(array, place, t: gl.constexpr):
     if array is None:
         return place
     else:
-        return place.load(field(t, "layout"))
+        return place.load(t.layout)
 
 
 @gluon.jit

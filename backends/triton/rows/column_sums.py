@@ -35,12 +35,10 @@ def column_sums_kernel(
     first, second, to_first, to_second, count, columns, together: tl.constexpr, block: tl.constexpr, unit: tl.constexpr
 ):  # fmt: skip
     """Add up one or two arrays of ``(count, columns)``; either may be ``None``."""
-    if first is not None:  # noqa: SIM102
-        if tl.program_id(1) == 0:
-            _add(first, to_first, count, columns, together, block, unit)
-    if second is not None:  # noqa: SIM102
-        if tl.program_id(1) == 1:
-            _add(second, to_second, count, columns, together, block, unit)
+    if first is not None and tl.program_id(1) == 0:
+        _add(first, to_first, count, columns, together, block, unit)
+    if second is not None and tl.program_id(1) == 1:
+        _add(second, to_second, count, columns, together, block, unit)
 
 
 def column_sums(count: int, columns: int, any_size: bool = False) -> KernelCall:

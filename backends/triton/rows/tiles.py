@@ -19,20 +19,19 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from einops_fast.backends.triton.device.indexing import field
 from einops_fast.backends.triton.device.offsets import counted, kept_type, multiple
 
 
 @triton.jit
 def in_units(number, f: tl.constexpr):
     """The same number of columns, or of elements before a row, of which ``f.unit`` go together."""
-    return multiple(number, field(f, "unit"))
+    return multiple(number, f.unit)
 
 
 @triton.jit
 def in_runs(number, f: tl.constexpr):
     """The same number of rows, or of elements between them, of which ``f.across`` go together in all arrays."""
-    return multiple(number, field(f, "across"))
+    return multiple(number, f.across)
 
 
 @triton.jit
@@ -47,16 +46,16 @@ def own_rows(rows, columns, f: tl.constexpr, together: tl.constexpr):
 @triton.jit
 def row_place(row, sizes, strides, f: tl.constexpr):
     """The offset of each row, in 64 bits."""
-    return counted(row, sizes, strides, 0, field(f, "axes"), field(f, "across"))
+    return counted(row, sizes, strides, 0, f.axes, f.across)
 
 
 @triton.jit
 def element_place(rows, column, strides, f: tl.constexpr):
     """The offset of each element of a tile, from the offsets of its rows."""
     rows = in_units(rows, f)
-    if field(f, "wide"):
+    if f.wide:
         column = column.to(tl.int64)
-    return rows[:, None] + (column * in_runs(strides[field(f, "axes")], f))[None, :]
+    return rows[:, None] + (column * in_runs(strides[f.axes], f))[None, :]
 
 
 @triton.jit
@@ -94,7 +93,7 @@ def last_block(begin, end, block: tl.constexpr):
 @triton.jit
 def lowest(f: tl.constexpr):
     """The least number that isn't infinite, as a scalar; minus it, any other one has a difference."""
-    if field(f, "double"):
+    if f.double:
         found = tl.full((), -1.7976931348623157e308, tl.float64)
     else:
         found = tl.full((), -3.4028234663852886e38, tl.float32)
@@ -181,7 +180,7 @@ def kept_tile(rows, start, strides, seed, drop, f: tl.constexpr, block: tl.const
     ``drop`` is from :func:`~einops_fast.backends.triton.rows.rows.dropping`.
     """
     number = tl.load(seed)
-    if field(f, "fours"):
+    if f.fours:
         # Four neighbours are one group, and a tile begins with one.
         place = rows[:, None] + (start + 4 * tl.arange(0, block // 4))[None, :]
         first, second, third, fourth = _philox(number, place)
@@ -199,7 +198,7 @@ def kept_elements(rows, column, strides, seed, drop, f: tl.constexpr):
     columns are constants but for the number of the thread, and the compiler sees it.
     """
     number = tl.load(seed)
-    if field(f, "fours"):
+    if f.fours:
         first, second, third, fourth = _philox(number, rows[:, None] + (column >> 2 << 2)[None, :])
         lane = (column & 3)[None, :]
         word = tl.where(lane < 2, tl.where(lane == 0, first, second), tl.where(lane == 2, third, fourth))
@@ -211,8 +210,8 @@ def kept_elements(rows, column, strides, seed, drop, f: tl.constexpr):
 @triton.jit
 def dropped_tile(value, kept, drop, f: tl.constexpr):
     """A tile with some elements 0 and the others made up for it."""
-    if field(f, "double"):
-        rest: tl.constexpr = 1.0 - field(f, "drop")
+    if f.double:
+        rest: tl.constexpr = 1.0 - f.drop
         value = value / rest
     else:
         value = value * drop[1]
@@ -275,12 +274,11 @@ def sums_of_two(first, second):
 @triton.jit
 def cut_row(place, columns, f: tl.constexpr):
     """How many columns are before the first address that isn't odd, and from there on in whole vectors."""
-    vector: tl.constexpr = field(f, "vector")
-    if vector > 0:
+    if f.vector > 0:
         # Of a tile's only row.
         begin = tl.sum(place, 0)
-        head = min((vector - begin % vector) % vector, columns).to(tl.int32)
-        body = (columns - head) // vector * vector
+        head = min((f.vector - begin % f.vector) % f.vector, columns).to(tl.int32)
+        body = (columns - head) // f.vector * f.vector
     else:
         head = columns * 0
         body = columns
@@ -290,24 +288,23 @@ def cut_row(place, columns, f: tl.constexpr):
 @triton.jit
 def body_place(place, head, f: tl.constexpr):
     """Where the bodies of rows begin."""
-    if field(f, "vector") > 0:
+    if f.vector > 0:
         # Where that is rounded up is the same, and the compiler sees what it is a multiple of.
-        place = (place + head + (field(f, "vector") - 1)) // field(f, "vector") * field(f, "vector")
+        place = (place + head + (f.vector - 1)) // f.vector * f.vector
     return place
 
 
 @triton.jit
 def within(column, end, f: tl.constexpr):
     """Which columns of a body are before ``end``; the same for those that are read at once."""
-    if field(f, "vector") > 0:
-        column = column // field(f, "vector") * field(f, "vector")
+    if f.vector > 0:
+        column = column // f.vector * f.vector
     return (column < end)[None, :]
 
 
 @triton.jit
 def edges(head, body, columns, f: tl.constexpr):
     """Columns on both sides of the body, and which of them there are."""
-    vector: tl.constexpr = field(f, "vector")
-    run = tl.arange(0, 2 * vector)
-    column = tl.where(run < vector, run, head + body + run - vector)
-    return column, (tl.where(run < vector, run < head, column < columns))[None, :]
+    run = tl.arange(0, 2 * f.vector)
+    column = tl.where(run < f.vector, run, head + body + run - f.vector)
+    return column, (tl.where(run < f.vector, run < head, column < columns))[None, :]

@@ -13,7 +13,6 @@ import triton.language as tl
 
 from einops_fast.backends.triton.attention.launches import Launch, Room, renamed
 from einops_fast.backends.triton.attention.problem import Layout, merged
-from einops_fast.backends.triton.device.indexing import field
 from einops_fast.backends.triton.launching.kernel_call import KernelCall
 from einops_fast.planning.layout import contiguous_strides
 
@@ -39,11 +38,6 @@ class _Tile:
 
 
 @triton.constexpr_function
-def _count(tiles):
-    return len(tiles)
-
-
-@triton.constexpr_function
 def _tile(tiles, at):
     return tiles[at]
 
@@ -53,28 +47,25 @@ def _copy(
     source, target, from_strides, to_strides, sizes, rows, columns, tile: tl.constexpr, block: tl.constexpr
 ):  # fmt: skip
     """Copy a tile of rows; nothing where the program's number is beyond the last."""
-    axes: tl.constexpr = field(tile, "axes")
-    whole: tl.constexpr = field(tile, "whole")
-    width: tl.constexpr = field(tile, "width")
     tiles = tl.cdiv(rows, block)
     zero = tl.full((), 0, tl.int64)
     element = tl.program_id(0) // tiles + zero
     first = tl.program_id(0) % tiles * block
-    for axis in tl.static_range(axes - 1, -1, -1):
+    for axis in tl.static_range(tile.axes - 1, -1, -1):
         at = element % sizes[axis]
         element = element // sizes[axis]
         source += at * from_strides[axis]
         target += at * to_strides[axis]
-    source += first * (from_strides[axes] + zero)
-    target += first * (to_strides[axes] + zero)
+    source += first * (from_strides[tile.axes] + zero)
+    target += first * (to_strides[tile.axes] + zero)
     row = tl.arange(0, block)[:, None]
     there = (first + row < rows) & (element == 0)
-    written = tl.cdiv(columns, whole) * whole
-    for start in range(0, written, width):
-        column = start + tl.arange(0, width)[None, :]
-        place = source + row * from_strides[axes] + column * from_strides[axes + 1]
+    written = tl.cdiv(columns, tile.whole) * tile.whole
+    for start in range(0, written, tile.width):
+        column = start + tl.arange(0, tile.width)[None, :]
+        place = source + row * from_strides[tile.axes] + column * from_strides[tile.axes + 1]
         values = tl.load(place, mask=there & (column < columns), other=0)
-        place = target + row * to_strides[axes] + column * to_strides[axes + 1]
+        place = target + row * to_strides[tile.axes] + column * to_strides[tile.axes + 1]
         tl.store(place, values, mask=there & (column < written))
 
 
@@ -83,7 +74,7 @@ def rows_kernel(
     sources, targets, from_strides, to_strides, sizes, rows, columns, tiles: tl.constexpr, block: tl.constexpr
 ):  # fmt: skip
     """Copy one tile of rows per program; the second axis of the grid selects the array."""
-    for which in tl.static_range(_count(tiles)):
+    for which in tl.static_range(len(tiles)):
         if tl.program_id(1) == which:
             _copy(
                 sources[which], targets[which], from_strides[which], to_strides[which], sizes[which], rows[which],

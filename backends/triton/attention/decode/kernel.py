@@ -17,12 +17,7 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma, warpgroup_mma, warpgroup_mma_wait
 
 from einops_fast.backends.triton.attention.decode.result import keep, put_together, store
 from einops_fast.backends.triton.attention.decode.work import (
@@ -36,9 +31,7 @@ from einops_fast.backends.triton.attention.decode.work import (
 )
 from einops_fast.backends.triton.attention.hopper.pipes import pipe_of, released, room, there
 from einops_fast.backends.triton.attention.hopper.scores import scored
-from einops_fast.backends.triton.attention.hopper.tiles import has
 from einops_fast.backends.triton.device.barriers import barrier
-from einops_fast.backends.triton.device.indexing import field
 
 _K, _V = gl.constexpr(0), gl.constexpr(1)
 
@@ -53,9 +46,9 @@ def _pages_axis(tiling):
 def _place(tile, page, row, operand: gl.constexpr, numbers, tiling: gl.constexpr):
     """Where a block of keys or values begins."""
     a, b, c = outer_of(tile, numbers, tiling)
-    a = a if has(tiling, operand, 0) else 0
-    b = b if has(tiling, operand, 1) else 0
-    c = c if has(tiling, operand, 2) else 0
+    a = a if tiling.has[operand][0] else 0
+    b = b if tiling.has[operand][1] else 0
+    c = c if tiling.has[operand][2] else 0
     pages: gl.constexpr = _pages_axis(tiling)
     if pages == 0:
         a = page
@@ -69,36 +62,32 @@ def _place(tile, page, row, operand: gl.constexpr, numbers, tiling: gl.constexpr
 @gluon.jit
 def _page(tile, start, kv_len, arrays, numbers, tiling: gl.constexpr):
     """Number of the page that some keys are in, and the first one's row there."""
-    size: gl.constexpr = field(tiling, "page_size")
     page = 0
     row = start
-    if size:
+    if tiling.page_size:
         # A block may go on beyond the last page, whose keys then stand for those that there aren't.
-        at = gl.minimum(start, gl.maximum(kv_len - 1, 0)) // size
+        at = gl.minimum(start, gl.maximum(kv_len - 1, 0)) // tiling.page_size
         sequence = (tile // numbers.each).to(gl.int64)
         page = gl.load(arrays.table + sequence * numbers.rows + at * numbers.columns).to(gl.int32)
-        row = start % size
+        row = start % tiling.page_size
     return page, row
 
 
 @gluon.jit
 def _fetch(array, tiles, count, tile, start, kv_len, arrays, operand: gl.constexpr, numbers, tiling: gl.constexpr):
     """Have a block copied as soon as there is room for it, a page at a time if pages are shorter."""
-    stages: gl.constexpr = field(tiling, "stages")
-    copied: gl.constexpr = field(tiling, "copied")
-    times: gl.constexpr = field(tiling, "block") // copied
-    full = room(tiles, count, stages, array.block_type.nbytes * times)
-    into = tiles.buffers.index(count % stages)
+    times: gl.constexpr = tiling.block // tiling.copied
+    full = room(tiles, count, tiling.stages, array.block_type.nbytes * times)
+    into = tiles.buffers.index(count % tiling.stages)
     for at in gl.static_range(times):
-        page, row = _page(tile, start + at * copied, kv_len, arrays, numbers, tiling)
+        page, row = _page(tile, start + at * tiling.copied, kv_len, arrays, numbers, tiling)
         place = _place(tile, page, row, operand, numbers, tiling)
-        tma.async_copy_global_to_shared(array, place, full, into.slice(at * copied, copied, dim=3))
+        tma.async_copy_global_to_shared(array, place, full, into.slice(at * tiling.copied, tiling.copied, dim=3))
 
 
 @gluon.jit
 def _copy(q_desc, k_desc, v_desc, shared, arrays, run, numbers, tiling: gl.constexpr):
     """What the copying warp does."""
-    block: gl.constexpr = field(tiling, "block")
     count = 0
     done = 0
     x = run.first
@@ -112,7 +101,7 @@ def _copy(q_desc, k_desc, v_desc, shared, arrays, run, numbers, tiling: gl.const
         kv_len, _, first, blocks = keys_seen(tile, arrays.cached, numbers, tiling)
         stop = gl.minimum(base + blocks, run.end)
         for at in range(x, stop):
-            start = (first + at - base) * block
+            start = (first + at - base) * tiling.block
             _fetch(k_desc, shared.k, count, tile, start, kv_len, arrays, _K, numbers, tiling)
             _fetch(v_desc, shared.v, count, tile, start, kv_len, arrays, _V, numbers, tiling)
             count += 1
@@ -124,19 +113,18 @@ def _copy(q_desc, k_desc, v_desc, shared, arrays, run, numbers, tiling: gl.const
 @gluon.jit
 def _hidden(scores, start, i, shift, kv_len, numbers, tiling: gl.constexpr):
     """Scores of a block of keys, its rows, with queries, but ``-inf`` where a key isn't seen."""
-    block: gl.constexpr = field(tiling, "block")
-    hides = start + block > kv_len
-    if field(tiling, "right"):
-        hides = hides | (start + block - 1 > shift + numbers.right)
-    if field(tiling, "left"):
+    hides = start + tiling.block > kv_len
+    if tiling.right:
+        hides = hides | (start + tiling.block - 1 > shift + numbers.right)
+    if tiling.left:
         hides = hides | (start < shift + numbers.q_len - 1 - numbers.left)
     if hides:
-        j = (start + gl.arange(0, block, layout=gl.SliceLayout(1, scores.type.layout)))[:, None]
+        j = (start + gl.arange(0, tiling.block, layout=gl.SliceLayout(1, scores.type.layout)))[:, None]
         scores = gl.where(j < kv_len, scores, float("-inf"))
         facing = (i + shift)[None, :]
-        if field(tiling, "right"):
+        if tiling.right:
             scores = gl.where(j <= facing + numbers.right, scores, float("-inf"))
-        if field(tiling, "left"):
+        if tiling.left:
             scores = gl.where(j >= facing - numbers.left, scores, float("-inf"))
     return scores
 
@@ -144,10 +132,9 @@ def _hidden(scores, start, i, shift, kv_len, numbers, tiling: gl.constexpr):
 @gluon.jit
 def _cleared(values, start, kv_len, tiling: gl.constexpr):
     """Make values beyond the end of a sequence zero: whatever is there must not become NaN by a weight of zero."""
-    block: gl.constexpr = field(tiling, "block")
-    if (field(tiling, "cached") or field(tiling, "page_size")) and start + block > kv_len:
+    if (tiling.cached or tiling.page_size) and start + tiling.block > kv_len:
         layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
-        j = start + gl.arange(0, block, layout=gl.SliceLayout(1, layout))
+        j = start + gl.arange(0, tiling.block, layout=gl.SliceLayout(1, layout))
         found = values.load(layout)
         barrier()
         values.store(gl.where((j < kv_len)[:, None], found, gl.zeros_like(found)))
@@ -158,22 +145,17 @@ def _cleared(values, start, kv_len, tiling: gl.constexpr):
 @gluon.jit
 def _tile_of(buffers, at):
     """Tile ``at`` of some as a matrix of the features of rows."""
-    shape: gl.constexpr = buffers.type.shape
-    return buffers.index(at).reshape([shape[3] * shape[4], shape[5]])
+    return buffers.index(at).reshape([buffers.type.shape[3] * buffers.type.shape[4], buffers.type.shape[5]])
 
 
 @gluon.jit
 def _attend(shared, arrays, run, numbers, tiling: gl.constexpr, dtype: gl.constexpr):
     """What the warp group does."""
-    stages: gl.constexpr = field(tiling, "stages")
-    block: gl.constexpr = field(tiling, "block")
-    rows: gl.constexpr = field(tiling, "rows")
-    v_head: gl.constexpr = field(tiling, "v_head")
     # Tiles are turned: keys or features along the first axis, queries along the second.
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, rows, 16])
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, tiling.rows, 16])
     of_rows: gl.constexpr = gl.SliceLayout(0, layout)
-    zeros = gl.zeros([block, rows], gl.float32, layout=layout)
-    i = gl.arange(0, rows, layout=of_rows) % field(tiling, "queries")
+    zeros = gl.full([tiling.block, tiling.rows], 0.0, gl.float32, layout=layout)
+    i = gl.arange(0, tiling.rows, layout=of_rows) % tiling.queries
     program = gl.program_id(0)
     count = 0
     done = 0
@@ -183,18 +165,18 @@ def _attend(shared, arrays, run, numbers, tiling: gl.constexpr, dtype: gl.conste
     while x < run.end:
         kv_len, shift, first, blocks = keys_seen(tile, arrays.cached, numbers, tiling)
         stop = gl.minimum(base + blocks, run.end)
-        most = gl.full([rows], float("-inf"), gl.float32, layout=of_rows)
-        totals = gl.zeros([block, rows], gl.float32, layout=layout)
-        sums = gl.zeros([v_head, rows], gl.float32, layout=layout)
+        most = gl.full([tiling.rows], float("-inf"), gl.float32, layout=of_rows)
+        totals = gl.full([tiling.block, tiling.rows], 0.0, gl.float32, layout=layout)
+        sums = gl.full([tiling.v_head, tiling.rows], 0.0, gl.float32, layout=layout)
         there(shared.q, done, 2)
         queries = _tile_of(shared.q.buffers, done % 2).permute((1, 0))
         for at in range(x, stop):
-            start = (first + at - base) * block
-            there(shared.k, count, stages)
-            keys = _tile_of(shared.k.buffers, count % stages)
+            start = (first + at - base) * tiling.block
+            there(shared.k, count, tiling.stages)
+            keys = _tile_of(shared.k.buffers, count % tiling.stages)
             started = warpgroup_mma(keys, queries, zeros, use_acc=False, is_async=True)
             products = warpgroup_mma_wait(0, deps=[started])
-            released(shared.k, count, stages)
+            released(shared.k, count, tiling.stages)
             scores, factor, _ = scored(products, 0.0, numbers, tiling)
             scores = _hidden(scores, start, i, shift, kv_len, numbers, tiling)
             new = gl.maximum(most, gl.max(scores, 0) * factor)
@@ -209,12 +191,12 @@ def _attend(shared, arrays, run, numbers, tiling: gl.constexpr, dtype: gl.conste
             shared.weights.store(gl.permute(weights.to(dtype), (1, 0)))
             fence_async_shared()
             barrier()
-            there(shared.v, count, stages)
-            values = _tile_of(shared.v.buffers, count % stages)
+            there(shared.v, count, tiling.stages)
+            values = _tile_of(shared.v.buffers, count % tiling.stages)
             _cleared(values, start, kv_len, tiling)
             added = warpgroup_mma(values.permute((1, 0)), shared.weights.permute((1, 0)), sums, is_async=True)
             sums = warpgroup_mma_wait(0, deps=[added])
-            released(shared.v, count, stages)
+            released(shared.v, count, tiling.stages)
             count += 1
         released(shared.q, done, 2)
         done += 1
@@ -248,19 +230,16 @@ def hopper_decode_kernel(
     each tile, 0 before the call and after it.
     """
     dtype: gl.constexpr = k_desc.dtype
-    stages: gl.constexpr = field(tiling, "stages")
-    block: gl.constexpr = field(tiling, "block")
-    rows: gl.constexpr = field(tiling, "rows")
-    blocks: gl.constexpr = [stages, 1, 1, 1, block]
+    blocks: gl.constexpr = [tiling.stages, 1, 1, 1, tiling.block]
     q = pipe_of(gl.allocate_shared_memory(dtype, [2] + q_desc.block_type.shape, q_desc.layout), 2, 1)
-    k = pipe_of(gl.allocate_shared_memory(dtype, blocks + [field(tiling, "head")], k_desc.layout), stages, 1)
-    v = pipe_of(gl.allocate_shared_memory(dtype, blocks + [field(tiling, "v_head")], v_desc.layout), stages, 1)
-    of_weights: gl.constexpr = gl.NVMMASharedLayout.get_default_for([rows, block], dtype)
-    shared = Shared(q, k, v, gl.allocate_shared_memory(dtype, [rows, block], of_weights))
+    k = pipe_of(gl.allocate_shared_memory(dtype, blocks + [tiling.head], k_desc.layout), tiling.stages, 1)
+    v = pipe_of(gl.allocate_shared_memory(dtype, blocks + [tiling.v_head], v_desc.layout), tiling.stages, 1)
+    of_weights: gl.constexpr = gl.NVMMASharedLayout.get_default_for([tiling.rows, tiling.block], dtype)
+    shared = Shared(q, k, v, gl.allocate_shared_memory(dtype, [tiling.rows, tiling.block], of_weights))
     fence_async_shared()
     barrier()
-    kept = 2 * gl.num_programs(0) * rows
-    arrays = Arrays(out, lse, sinks, cached, table, parts, parts + kept * field(tiling, "v_head_dim"), arrived)
+    kept = 2 * gl.num_programs(0) * tiling.rows
+    arrays = Arrays(out, lse, sinks, cached, table, parts, parts + kept * tiling.v_head_dim, arrived)
     run = run_of(gl.program_id(0), gl.num_programs(0), cached, numbers, tiling)
     gl.warp_specialize(
         [

@@ -18,7 +18,6 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from einops_fast.backends.triton.attention.hopper.tiles import Places
-from einops_fast.backends.triton.device.indexing import field
 
 _TOGETHER = gl.constexpr(128)
 """Sequences that are looked at at once."""
@@ -129,7 +128,7 @@ class Run(NamedTuple):
 def outer_of(tile, numbers, tiling: gl.constexpr):
     """Where a tile is along the three batch axes; 0 along one that its rows count."""
     c = tile * 0
-    if not field(tiling, "shared"):
+    if not tiling.shared:
         c = tile % numbers.third
         tile = tile // numbers.third
     return tile // numbers.second, tile % numbers.second, c
@@ -138,24 +137,23 @@ def outer_of(tile, numbers, tiling: gl.constexpr):
 @gluon.jit
 def _blocks(kv_len, numbers, tiling: gl.constexpr):
     """The first block of keys that a tile sees, and how many; one at least, so that every tile is somebody's."""
-    block: gl.constexpr = field(tiling, "block")
     shift = kv_len * 0
-    if field(tiling, "bottom_right"):
+    if tiling.bottom_right:
         shift = kv_len - numbers.q_len
     end = kv_len
     first = kv_len * 0
-    if field(tiling, "right"):
+    if tiling.right:
         end = gl.minimum(end, numbers.q_len + shift + numbers.right)
-    if field(tiling, "left"):
-        first = gl.maximum(shift - numbers.left, 0) // block
-    return shift, first, gl.maximum((end + block - 1) // block - first, 1)
+    if tiling.left:
+        first = gl.maximum(shift - numbers.left, 0) // tiling.block
+    return shift, first, gl.maximum((end + tiling.block - 1) // tiling.block - first, 1)
 
 
 @gluon.jit
 def keys_seen(tile, cached, numbers, tiling: gl.constexpr):
     """How many keys a tile has, which of them its first query faces, its first block of them and how many it sees."""
     kv_len = numbers.kv_len
-    if field(tiling, "cached"):
+    if tiling.cached:
         kv_len = gl.minimum(gl.load(cached + tile // numbers.each).to(gl.int32), kv_len)
     shift, first, blocks = _blocks(kv_len, numbers, tiling)
     return kv_len, shift, first, blocks
@@ -196,7 +194,7 @@ def _owner(block, programs, total):
 @gluon.jit
 def run_of(program, programs, cached, numbers, tiling: gl.constexpr):
     """What a program has to do. All four warps have to ask."""
-    if field(tiling, "cached"):
+    if tiling.cached:
         total = numbers.sequences * 0
         for at in range(0, numbers.sequences, _TOGETHER):
             total += gl.sum(_counts(at, cached, numbers, tiling), 0)

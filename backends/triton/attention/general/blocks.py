@@ -55,7 +55,7 @@ def blocks_by_position(first, last, head, numbers, f: tl.constexpr, block: tl.co
     full_begin = begin
     if begins:
         full_begin = max(_up(max(_facing(last, head, turned) - before, 0), block), begin)
-    if field(f, "irregular"):
+    if f.irregular:
         full_begin = begin
         full_end = begin
     return begin, full_begin, max(full_end, full_begin), end
@@ -92,11 +92,11 @@ def blocks_met(
 ):
     """Return what :func:`blocks_by_position` does, by the segments of the positions ``first`` to ``last``, too."""
     begin, full_begin, full_end, end = blocks_by_position(first, last, head, call.numbers, f, block, turned)
-    if field(f, "segments"):
+    if f.segments:
         low, high = _segment_range(segments, exists)
         others = head.q_segments if turned else head.kv_segments
         strides = call.strides.q_segments if turned else call.strides.kv_segments
-        begin, end = _narrowed(begin, end, others, strides[field(f, "axes")], low, high, block)
+        begin, end = _narrowed(begin, end, others, strides[f.axes], low, high, block)
         full_begin = begin
         full_end = begin
     return begin, full_begin, full_end, end

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from einops_fast.backends.triton.attention.arguments import RUNTIME, Call, Lengths, Numbers, Tile
+from einops_fast.backends.triton.attention.arguments import RUNTIME, Call, Tile
 from einops_fast.backends.triton.attention.general.blocks import blocks_met, part_of, spans_of, visited
 from einops_fast.backends.triton.attention.general.loading import (
     added,
@@ -38,7 +38,6 @@ from einops_fast.backends.triton.attention.general.score import (
     scored,
     seed_of,
 )
-from einops_fast.backends.triton.device.indexing import field
 from einops_fast.backends.triton.device.offsets import counted, kept_type
 
 
@@ -68,7 +67,7 @@ def _step(state, start, tile, call, f: tl.constexpr, block: tl.constexpr, masked
     weights = tl.exp2(score * factor - reference[:, None])
     fade = tl.exp2(state.most - reference)
     total = state.total * fade + tl.sum(weights, 1)
-    if field(f, "dropout"):
+    if f.dropout:
         weights = dropped(weights, i, j, tile.seed, head, call, f)
     values = load_keys(tile.others[1], strides.v, strides.pages[1], start, head, call, f, "v_head", block, masked)
     sums = added(state.sums, weights.to(values[0].dtype), values, f, "v_head", fade[:, None])
@@ -83,8 +82,8 @@ def _blocks(
     head = tile.head
     most = tl.full((block_m,), float("-inf"), kept_type(f))
     total = tl.zeros((block_m,), kept_type(f))
-    if field(f, "sinks"):
-        place = counted(head.number, call.sizes, call.strides.sinks, 0, field(f, "axes"))
+    if f.sinks:
+        place = counted(head.number, call.sizes, call.strides.sinks, 0, f.axes)
         sink = tl.load(call.extras.sinks + place).to(kept_type(f)) * LOG2E
         if parts > 1:
             sink = tl.where(part == 0, sink, float("-inf"))
@@ -107,8 +106,7 @@ def _blocks(
 
 @triton.jit(do_not_specialize=RUNTIME)
 def forward_kernel(
-    q, k, v, out, lse, extras, strides, sizes,
-    q_len, kv_len, heads, together, q_rows, kv_rows, scale, cap, left, right, drop,
+    q, k, v, out, lse, extras, strides, sizes, lengths, numbers,
     f: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr, packed: tl.constexpr, parts: tl.constexpr,
 ):  # fmt: skip
     """Write a tile of the result and of the logarithms of its rows' sums.
@@ -116,12 +114,11 @@ def forward_kernel(
     If ``packed``, a tile's rows are of all batch elements that share k and v, so that these are read once. Of several
     ``parts`` of the keys each writes a result of its own, in ``out`` and ``lse`` one after the other.
     """
-    lengths = Lengths(q_len, kv_len, heads, together, q_rows, kv_rows)
-    call = Call(extras, strides, sizes, lengths, Numbers(scale, cap, left, right, drop))
+    call = Call(extras, strides, sizes, lengths, numbers)
     part = tl.program_id(1)
     if packed:
         share = shared_size(sizes, f)
-        tile, element = task(tl.cdiv(q_len * share, block_m), heads, together, field(f, "right"))
+        tile, element = task(tl.cdiv(lengths.q * share, block_m), lengths.heads, lengths.together, f.right)
         anchor = element * share
         row = (tile * block_m + tl.arange(0, block_m))[:, None]
         i = row // share
@@ -129,7 +126,7 @@ def forward_kernel(
         start = tile * block_m // share
         last = min(((tile + 1) * block_m - 1) // share, head.q_len - 1)
     else:
-        tile, anchor = task(tl.cdiv(q_len, block_m), heads, together, field(f, "right"))
+        tile, anchor = task(tl.cdiv(lengths.q, block_m), lengths.heads, lengths.together, f.right)
         element = anchor // shared_size(sizes, f)
         head = head_of(anchor, anchor, call, f)
         start = tile * block_m
@@ -164,7 +161,6 @@ def combine_kernel(
 
     ``parts_out`` and ``parts_lse`` lie in row-major order, part by part.
     """
-    axes: tl.constexpr = field(f, "axes")
     acc: tl.constexpr = kept_type(f)
     zero = tl.full((), 0, tl.int64)
     row = tl.program_id(0) + zero
@@ -178,12 +174,12 @@ def combine_kernel(
     shares = tl.exp(logs - reference)
     total = tl.sum(shares, 0)
     column = tl.arange(0, columns)
-    exists = column < field(f, "v_head_dim")
-    places = (row + part * rows)[:, None] * field(f, "v_head_dim") + column[None, :]
+    exists = column < f.v_head_dim
+    places = (row + part * rows)[:, None] * f.v_head_dim + column[None, :]
     found = tl.load(parts_out + places, mask=exists[None, :], other=0)
     divisor = tl.where(total == 0, 1.0, total)
     value = tl.sum(found * (shares / divisor)[:, None], 0).to(acc)
-    place = out + counted(element, sizes, strides.out, 0, axes) + i * (zero + strides.out[axes])
-    tl.store(place + column * strides.out[axes + 1], value.to(out.dtype.element_ty), mask=exists)
+    place = out + counted(element, sizes, strides.out, 0, f.axes) + i * (zero + strides.out[f.axes])
+    tl.store(place + column * strides.out[f.axes + 1], value.to(out.dtype.element_ty), mask=exists)
     log = tl.where(total == 0, float("-inf"), reference + tl.log(divisor))
-    tl.store(lse + counted(element, sizes, strides.lse, 0, axes) + i * (zero + strides.lse[axes]), log)
+    tl.store(lse + counted(element, sizes, strides.lse, 0, f.axes) + i * (zero + strides.lse[f.axes]), log)

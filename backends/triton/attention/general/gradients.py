@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from einops_fast.backends.triton.attention.arguments import RUNTIME, Call, Lengths, Numbers, Tile
+from einops_fast.backends.triton.attention.arguments import RUNTIME, Call, Tile
 from einops_fast.backends.triton.attention.general.blocks import blocks_by_position, blocks_met, spans_of, visited
 from einops_fast.backends.triton.attention.general.loading import (
     added,
@@ -39,9 +39,7 @@ from einops_fast.backends.triton.attention.general.score import (
     scale_of,
     scored,
     seed_of,
-    varies,
 )
-from einops_fast.backends.triton.device.indexing import field
 from einops_fast.backends.triton.device.offsets import counted, kept_type
 
 
@@ -55,7 +53,6 @@ def delta_kernel(
     If there is ``padded``, also the rows' logarithms as powers of two, infinite where no key was seen, and ``delta``
     once more, for each batch element; both go on to ``length`` as for rows that have seen none.
     """
-    axes: tl.constexpr = field(f, "axes")
     acc: tl.constexpr = kept_type(f)
     zero = tl.full((), 0, tl.int64)
     tiles = tl.cdiv(length, block)
@@ -64,13 +61,13 @@ def delta_kernel(
     run = (tl.arange(0, block) + zero)[:, None]
     exists = start + run < rows
     column = tl.arange(0, columns)[None, :]
-    inside = exists & (column < field(f, "v_head_dim"))
-    place = counted(element, sizes, strides.out, 0, axes) + (start + run) * (zero + strides.out[axes])
-    o = tl.load(out + place + column * strides.out[axes + 1], mask=inside, other=0).to(acc)
-    place = counted(element, sizes, strides.d_out, 0, axes) + (start + run) * (zero + strides.d_out[axes])
-    do = tl.load(d_out + place + column * strides.d_out[axes + 1], mask=inside, other=0).to(acc)
+    inside = exists & (column < f.v_head_dim)
+    place = counted(element, sizes, strides.out, 0, f.axes) + (start + run) * (zero + strides.out[f.axes])
+    o = tl.load(out + place + column * strides.out[f.axes + 1], mask=inside, other=0).to(acc)
+    place = counted(element, sizes, strides.d_out, 0, f.axes) + (start + run) * (zero + strides.d_out[f.axes])
+    do = tl.load(d_out + place + column * strides.d_out[f.axes + 1], mask=inside, other=0).to(acc)
     total = tl.sum(o * do, 1)[:, None]
-    place = counted(element, sizes, strides.lse, 0, axes) + (start + run) * (zero + strides.lse[axes])
+    place = counted(element, sizes, strides.lse, 0, f.axes) + (start + run) * (zero + strides.lse[f.axes])
     if d_lse is not None:
         total -= tl.load(d_lse + place, mask=exists, other=0)
     log = tl.load(lse + place, mask=exists, other=float("-inf"))
@@ -95,7 +92,7 @@ def weights_again(
     if masked:
         weights = tl.where(allowed(i, j, segments, head, call, f), weights, 0.0)
     kept = weights
-    if field(f, "dropout"):
+    if f.dropout:
         kept = dropped(weights, i, j, seed, head, call, f)
     return weights, kept, derivative
 
@@ -103,7 +100,7 @@ def weights_again(
 @triton.jit
 def score_gradient(weights, kept, d_weights, delta, f: tl.constexpr):
     """Return the gradient of scores, from what :func:`weights_again` returns and the gradient of the kept weights."""
-    if field(f, "dropout"):
+    if f.dropout:
         gradient = kept * d_weights - weights * delta
     else:
         gradient = weights * (d_weights - delta)
@@ -165,22 +162,20 @@ def _existing(sums, exists):
 
 @triton.jit(do_not_specialize=RUNTIME)
 def keys_kernel(
-    q, k, v, d_out, lse, delta, dk, dv, extras, strides, sizes,
-    q_len, kv_len, heads, together, q_rows, kv_rows, scale, cap, left, right, drop,
+    q, k, v, d_out, lse, delta, dk, dv, extras, strides, sizes, lengths, numbers,
     f: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr,
 ):  # fmt: skip
     """Write a tile of the gradients of k and v: sums over queries, and over the batch elements that share k and v."""
-    lengths = Lengths(q_len, kv_len, heads, together, q_rows, kv_rows)
-    call = Call(extras, strides, sizes, lengths, Numbers(scale, cap, left, right, drop))
+    call = Call(extras, strides, sizes, lengths, numbers)
     share = shared_size(sizes, f)
     # The first keys are seen by the most queries.
-    tile, element = task(tl.cdiv(kv_len, block_n), heads, together, False)
+    tile, element = task(tl.cdiv(lengths.kv, block_n), lengths.heads, lengths.together, False)
     anchor = head_of(element * share, element * share, call, f)
     start = tile * block_n
     # Keys beyond those that a sequence has may be there, in a cache: their gradient is 0.
     held = anchor.kv_len
     if extras.cached is not None:
-        held = kv_len
+        held = lengths.kv
     if start < held:
         seed = seed_of(call, f)
         j = (start + tl.arange(0, block_n))[:, None]
@@ -215,7 +210,6 @@ def keys_kernel(
 @triton.jit
 def _queries_step(dq, start, tile, d_bias, call, f: tl.constexpr, block: tl.constexpr, masked: tl.constexpr):
     """Add one block of keys to the gradient of a tile of queries."""
-    axes: tl.constexpr = field(f, "axes")
     i, head, strides = tile.positions, tile.head, call.strides
     start = tl.multiple_of(start, block)
     j = (start + tl.arange(0, block))[None, :]
@@ -230,21 +224,19 @@ def _queries_step(dq, start, tile, d_bias, call, f: tl.constexpr, block: tl.cons
         scores, d_weights, tile.own[2], i, j, segments, tile.seed, head, call, f, masked
     )
     if d_bias is not None:
-        place = i * (tl.full((), 0, tl.int64) + strides.d_bias[axes]) + j * strides.d_bias[axes + 1]
+        place = i * (tl.full((), 0, tl.int64) + strides.d_bias[f.axes]) + j * strides.d_bias[f.axes + 1]
         tl.store(d_bias + place, d_score.to(d_bias.dtype.element_ty), mask=(i < head.q_len) & (j < head.kv_len))
     return added(dq, gradient.to(keys[0].dtype), keys, f, "head")
 
 
 @triton.jit(do_not_specialize=RUNTIME)
 def queries_kernel(
-    q, k, v, d_out, lse, delta, dq, d_bias, extras, strides, sizes,
-    q_len, kv_len, heads, together, q_rows, kv_rows, scale, cap, left, right, drop,
+    q, k, v, d_out, lse, delta, dq, d_bias, extras, strides, sizes, lengths, numbers,
     f: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr,
 ):  # fmt: skip
     """Write a tile of the gradient of q; and, but for blocks that aren't seen, of that of a bias with all axes."""
-    lengths = Lengths(q_len, kv_len, heads, together, q_rows, kv_rows)
-    call = Call(extras, strides, sizes, lengths, Numbers(scale, cap, left, right, drop))
-    tile, number = task(tl.cdiv(q_len, block_m), heads, together, field(f, "right"))
+    call = Call(extras, strides, sizes, lengths, numbers)
+    tile, number = task(tl.cdiv(lengths.q, block_m), lengths.heads, lengths.together, f.right)
     element = number // shared_size(sizes, f)
     head = head_of(number, number, call, f)
     start = tile * block_m
@@ -255,7 +247,7 @@ def queries_kernel(
         k_base = of_element(k, strides.k, element, call, f)
         v_base = of_element(v, strides.v, element, call, f)
         if d_bias is not None:
-            bias_base = d_bias + counted(number, sizes, strides.d_bias, 0, field(f, "axes"))
+            bias_base = d_bias + counted(number, sizes, strides.d_bias, 0, f.axes)
         else:
             bias_base = None
         features = (
@@ -306,21 +298,20 @@ def _bias_tile(total, start, key, number, arrays, call, f: tl.constexpr, block_m
 @triton.jit
 def store_sum(d_bias, total, first_row, first_column, call, f: tl.constexpr):
     """Write a tile of the gradient of a bias, summed up along positions that the bias lacks."""
-    if not varies(field(f, "bias"), 0):
+    if not f.bias[0]:
         total = tl.sum(total, 0, keep_dims=True)
-    if not varies(field(f, "bias"), 1):
+    if not f.bias[1]:
         total = tl.sum(total, 1, keep_dims=True)
-    axes: tl.constexpr = field(f, "axes")
     strides = call.strides.d_bias
     zero = tl.full((), 0, tl.int64)
     row = first_row + tl.arange(0, total.shape[0])[:, None]
     column = first_column + tl.arange(0, total.shape[1])[None, :]
     exists = tl.full(total.shape, True, tl.int1)
-    if varies(field(f, "bias"), 0):
+    if f.bias[0]:
         exists = exists & (row < call.lengths.q)
-    if varies(field(f, "bias"), 1):
+    if f.bias[1]:
         exists = exists & (column < call.lengths.kv)
-    offsets = (row + zero) * strides[axes] + (column + zero) * strides[axes + 1]
+    offsets = (row + zero) * strides[f.axes] + (column + zero) * strides[f.axes + 1]
     tl.store(d_bias + offsets, total.to(d_bias.dtype.element_ty), mask=exists)
 
 
@@ -328,43 +319,40 @@ def store_sum(d_bias, total, first_row, first_column, call, f: tl.constexpr):
 def bias_kernel(
     q, k, v, d_out, lse, delta, d_bias, extras, strides, sizes,
     kept_sizes, summed_sizes, place, query_tiles, key_tiles, summed, parts,
-    q_len, kv_len, heads, together, q_rows, kv_rows, scale, cap, left, right, drop,
-    f: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr,
+    lengths, numbers, f: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr,
 ):  # fmt: skip
     """Write a tile of the bias's gradient, or of part number ``program_id(1)`` of it.
 
     ``kept_sizes`` are those of the batch axes that the bias has, ``summed_sizes`` of those that it lacks, 1 for the
     others; ``place`` has row-major strides of all. ``summed`` is how many elements share a tile.
     """
-    lengths = Lengths(q_len, kv_len, heads, together, q_rows, kv_rows)
-    call = Call(extras, strides, sizes, lengths, Numbers(scale, cap, left, right, drop))
-    axes: tl.constexpr = field(f, "axes")
+    call = Call(extras, strides, sizes, lengths, numbers)
     acc: tl.constexpr = kept_type(f)
     program = tl.program_id(0)
     part = tl.program_id(1)
     key_tile = program % key_tiles
     query_tile = program // key_tiles % query_tiles
-    first_number = counted(program // (key_tiles * query_tiles), kept_sizes, place, 0, axes)
+    first_number = counted(program // (key_tiles * query_tiles), kept_sizes, place, 0, f.axes)
     arrays = q, k, v, d_out, lse, delta, seed_of(call, f)
     total = tl.zeros((block_m, block_n), acc)
     # What there is to sum over: batch elements × tiles of queries × tiles of keys, as far as the bias lacks them.
     rows = 1
     columns = 1
-    if not varies(field(f, "bias"), 0):
-        rows = tl.cdiv(q_len, block_m)
-    if not varies(field(f, "bias"), 1):
-        columns = tl.cdiv(kv_len, block_n)
+    if not f.bias[0]:
+        rows = tl.cdiv(lengths.q, block_m)
+    if not f.bias[1]:
+        columns = tl.cdiv(lengths.kv, block_n)
     steps = summed * rows * columns
     length = tl.cdiv(steps, parts)
     for step in range(part * length, min((part + 1) * length, steps)):
-        number = first_number + counted(step // (rows * columns), summed_sizes, place, 0, axes)
+        number = first_number + counted(step // (rows * columns), summed_sizes, place, 0, f.axes)
         start = query_tile
-        if not varies(field(f, "bias"), 0):
+        if not f.bias[0]:
             start = step // columns % rows
         key = key_tile
-        if not varies(field(f, "bias"), 1):
+        if not f.bias[1]:
             key = step % columns
         total = _bias_tile(total, start * block_m, key * block_n, number, arrays, call, f, block_m, block_n)
     zero = tl.full((), 0, tl.int64)
-    d_bias += counted(first_number, sizes, strides.d_bias, 0, axes) + part * (zero + strides.parts[0])
+    d_bias += counted(first_number, sizes, strides.d_bias, 0, f.axes) + part * (zero + strides.parts[0])
     store_sum(d_bias, total, query_tile * block_m, key_tile * block_n, call, f)

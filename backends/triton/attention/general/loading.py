@@ -48,7 +48,7 @@ def _in_two(features, kind):
 def shared_size(sizes, f: tl.constexpr):
     """Count the queries' heads that share one of k and v."""
     size = tl.full((), 1, tl.int32)
-    for at in tl.static_range(field(f, "axes") - field(f, "shared"), field(f, "axes")):
+    for at in tl.static_range(f.axes - f.shared, field(f, "axes")):
         size *= sizes[at]
     return size
 
@@ -78,7 +78,6 @@ def _sequence(starts, rows, longest):
 @triton.jit
 def head_of(number, anchor, call, f: tl.constexpr):
     """Return what is known of batch element ``number``; or of one for each row, of which ``anchor`` is one."""
-    axes: tl.constexpr = field(f, "axes")
     extras = call.extras
     strides = call.strides
     sizes = call.sizes
@@ -90,7 +89,7 @@ def head_of(number, anchor, call, f: tl.constexpr):
     kv_len = lengths.kv
     # The first axis counts the sequences.
     outer = anchor
-    for at in tl.static_range(axes - 1, 0, -1):
+    for at in tl.static_range(f.axes - 1, 0, -1):
         outer = outer // sizes[at]
     if extras.q_starts is not None:
         q_start, q_len = _sequence(extras.q_starts + outer, lengths.q_rows, lengths.q)
@@ -99,22 +98,22 @@ def head_of(number, anchor, call, f: tl.constexpr):
     if extras.cached is not None:
         kv_len = min(tl.load(extras.cached + outer), kv_len)
     shift = 0
-    if field(f, "bottom_right"):
+    if f.bottom_right:
         shift = kv_len - q_len
     bias = 0
     if extras.bias is not None:
-        bias = extras.bias + counted(number, sizes, strides.bias, 0, axes)
+        bias = extras.bias + counted(number, sizes, strides.bias, 0, f.axes)
     mask = 0
     if extras.mask is not None:
-        mask = extras.mask + counted(number, sizes, strides.mask, 0, axes)
+        mask = extras.mask + counted(number, sizes, strides.mask, 0, f.axes)
     slope = 0.0
     if extras.slopes is not None:
-        slope = tl.load(extras.slopes + counted(number, sizes, strides.slopes, 0, axes)).to(kept_type(f))
+        slope = tl.load(extras.slopes + counted(number, sizes, strides.slopes, 0, f.axes)).to(kept_type(f))
     q_segments = 0
     kv_segments = 0
-    if field(f, "segments"):
-        q_segments = extras.q_segments + counted(number, sizes, strides.q_segments, 0, axes)
-        kv_segments = extras.kv_segments + counted(number, sizes, strides.kv_segments, 0, axes)
+    if f.segments:
+        q_segments = extras.q_segments + counted(number, sizes, strides.q_segments, 0, f.axes)
+        kv_segments = extras.kv_segments + counted(number, sizes, strides.kv_segments, 0, f.axes)
     table = 0
     if extras.table is not None:
         table = extras.table + outer * (tl.full((), 0, tl.int64) + strides.pages[2])
@@ -124,7 +123,7 @@ def head_of(number, anchor, call, f: tl.constexpr):
 @triton.jit
 def of_element(array, strides, element, call, f: tl.constexpr):
     """Return the pointer to a batch element of an array, counted by those that have keys of their own."""
-    return array + counted(element, call.sizes, strides, 0, field(f, "axes") - field(f, "shared"))
+    return array + counted(element, call.sizes, strides, 0, f.axes - f.shared)
 
 
 @triton.jit
@@ -133,16 +132,15 @@ def query_rows(array, strides, head, start, i, call, f: tl.constexpr, packed: tl
 
     If ``packed``, each row has its own ``head``; else ``start`` is the first one.
     """
-    axes: tl.constexpr = field(f, "axes")
     zero = tl.full((), 0, tl.int64)
-    base = array + counted(head.number, call.sizes, strides, 0, axes)
+    base = array + counted(head.number, call.sizes, strides, 0, f.axes)
     if packed:
-        rows = base + (head.q_start + i) * (zero + strides[axes])
+        rows = base + (head.q_start + i) * (zero + strides[f.axes])
     else:
         run = i - start
-        if field(f, "wide"):
+        if f.wide:
             run = run + zero
-        rows = base + (head.q_start + start) * (zero + strides[axes]) + run * strides[axes]
+        rows = base + (head.q_start + start) * (zero + strides[f.axes]) + run * strides[f.axes]
     return rows
 
 
@@ -191,7 +189,7 @@ def load_queries(
     rows = query_rows(array, strides, head, start, i, call, f, packed)
     if exists is None:
         exists = i < head.q_len
-    return _load_rows(rows, exists, strides[field(f, "axes") + 1], f, kind, some)
+    return _load_rows(rows, exists, strides[f.axes + 1], f, kind, some)
 
 
 @triton.jit
@@ -203,29 +201,27 @@ def load_keys(
 
     ``base`` points to the batch element, ``page`` is the stride of pages; with ``some``, keys may be missing.
     """
-    axes: tl.constexpr = field(f, "axes")
-    page_size: tl.constexpr = field(f, "page_size")
     run = tl.arange(0, block)
     exists = (start + run < head.kv_len)[:, None]
     zero = tl.full((), 0, tl.int64)
-    if page_size == 0:
-        if field(f, "wide"):
+    if f.page_size == 0:
+        if f.wide:
             run = run + zero
-        rows = base + (head.kv_start + start) * (zero + strides[axes]) + (run * strides[axes])[:, None]
+        rows = base + (head.kv_start + start) * (zero + strides[f.axes]) + (run * strides[f.axes])[:, None]
     else:
         entry = call.strides.pages[3]
-        if page_size % block == 0:
-            number = tl.load(head.table + (start // page_size) * (zero + entry))
-            rows = base + number * (zero + page) + (start % page_size) * (zero + strides[axes])
-            if field(f, "wide"):
+        if f.page_size % block == 0:
+            number = tl.load(head.table + (start // f.page_size) * (zero + entry))
+            rows = base + number * (zero + page) + (start % f.page_size) * (zero + strides[f.axes])
+            if f.wide:
                 run = run + zero
-            rows = rows + (run * strides[axes])[:, None]
+            rows = rows + (run * strides[f.axes])[:, None]
         else:
             run = start + run
-            numbers = tl.load(head.table + (run // page_size) * (zero + entry), mask=run < head.kv_len, other=0)
-            offsets = numbers * (zero + page) + (run % page_size) * (zero + strides[axes])
+            numbers = tl.load(head.table + (run // f.page_size) * (zero + entry), mask=run < head.kv_len, other=0)
+            offsets = numbers * (zero + page) + (run % f.page_size) * (zero + strides[f.axes])
             rows = base + offsets[:, None]
-    return _load_rows(rows, exists, strides[axes + 1], f, kind, some)
+    return _load_rows(rows, exists, strides[f.axes + 1], f, kind, some)
 
 
 @triton.jit
@@ -246,15 +242,14 @@ def store_queries(
     rows = query_rows(array, strides, head, start, i, call, f, packed)
     if factor is not None:
         values = values[0] * factor, values[1] * factor
-    _store_rows(rows, i < head.q_len, strides[field(f, "axes") + 1], values, f, kind)
+    _store_rows(rows, i < head.q_len, strides[f.axes + 1], values, f, kind)
 
 
 @triton.jit
 def store_keys(base, strides, j, exists, values, f: tl.constexpr, kind: tl.constexpr):
     """Write rows of an array with positions of keys: a column of them, those that exist."""
-    axes: tl.constexpr = field(f, "axes")
-    rows = base + (j + tl.full((), 0, tl.int64)) * strides[axes]
-    _store_rows(rows, exists, strides[axes + 1], values, f, kind)
+    rows = base + (j + tl.full((), 0, tl.int64)) * strides[f.axes]
+    _store_rows(rows, exists, strides[f.axes + 1], values, f, kind)
 
 
 @triton.jit
@@ -296,4 +291,4 @@ def added(sums, weights, rows, f: tl.constexpr, kind: tl.constexpr, fade=None):
 @triton.jit
 def product(a, b, total, f: tl.constexpr):
     """Return ``total + a @ b``."""
-    return matrix_product(a, b, total, field(f, "precision"), kept_type(f), field(f, "upcast"))
+    return matrix_product(a, b, total, field(f, "precision"), kept_type(f), f.upcast)

@@ -21,7 +21,7 @@ LN2 = tl.constexpr(0.6931471805599453)
 @triton.jit
 def _number(f: tl.constexpr, name: tl.constexpr, otherwise):
     """Of float64, the constant of that name, which keeps its digits only as a tensor; a scalar argument has 24 bits."""
-    if field(f, "double"):
+    if f.double:
         number = tl.full((), field(f, name), tl.float64)
     else:
         number = otherwise
@@ -37,7 +37,7 @@ def scale_of(call, f: tl.constexpr):
 @triton.jit
 def factor_of(call, f: tl.constexpr):
     """Return what is left to multiply a score with, to have it as a power of two."""
-    if field(f, "folded"):
+    if f.folded:
         factor = scale_of(call, f) * LOG2E
     else:
         factor = 1.0
@@ -55,33 +55,26 @@ def _tanh(x):
     return tl.where(square < 0.01, near, tl.where(x < 0, -size, size))
 
 
-@triton.constexpr_function
-def varies(along, at):
-    """Tell whether a bias or a mask varies along queries (0) or keys (1)."""
-    return along[at]
-
-
 @triton.jit
 def _score_places(i, j, strides, f: tl.constexpr, along: tl.constexpr):
     """Return offsets in a bias or a mask; an axis along which it doesn't vary stays of size 1."""
-    axes: tl.constexpr = field(f, "axes")
     zero = tl.full((), 0, tl.int32)
-    if field(f, "wide_scores"):
+    if f.wide_scores:
         zero = tl.full((), 0, tl.int64)
     places = tl.full((1, 1), 0, tl.int32) + zero
-    if varies(along, 0):
-        places = places + (i + zero) * strides[axes]
-    if varies(along, 1):
-        places = places + (j + zero) * strides[axes + 1]
+    if along[0]:
+        places = places + (i + zero) * strides[f.axes]
+    if along[1]:
+        places = places + (j + zero) * strides[f.axes + 1]
     return places
 
 
 @triton.jit
 def _score_exists(i, j, head, along: tl.constexpr):
     exists = tl.full((1, 1), True, tl.int1)
-    if varies(along, 0):
+    if along[0]:
         exists = exists & (i < head.q_len)
-    if varies(along, 1):
+    if along[1]:
         exists = exists & (j < head.kv_len)
     return exists
 
@@ -97,7 +90,7 @@ def _lowest(features):
 @triton.jit
 def bias_at(i, j, head, call, f: tl.constexpr):
     """Load the bias of a tile of scores; 0 beyond the last query and the last key."""
-    along: tl.constexpr = field(f, "bias")
+    along: tl.constexpr = f.bias
     places = head.bias + _score_places(i, j, call.strides.bias, f, along)
     return tl.load(places, mask=_score_exists(i, j, head, along), other=0)
 
@@ -109,24 +102,24 @@ def scored(products, i, j, head, call, f: tl.constexpr, bias=None):
     ``bias`` is the tile's, where it has been loaded before.
     """
     derivative = 1.0
-    if field(f, "folded"):
+    if f.folded:
         score = products
     else:
         score = products * scale_of(call, f)
-        if field(f, "softcap"):
+        if f.softcap:
             cap = _number(f, "cap", call.numbers.cap)
             bent = _tanh(score / cap)
             score = cap * bent
             derivative = 1.0 - bent * bent
-        if field(f, "bias") is not None:
+        if f.bias is not None:
             if bias is None:
                 added = bias_at(i, j, head, call, f)
             else:
                 added = bias
             score = score + added.to(kept_type(f))
-        if field(f, "alibi"):
+        if f.alibi:
             score = score - head.slope * tl.abs(i + head.shift - j).to(kept_type(f))
-        if field(f, "bias") is not None and head.bias.dtype.element_ty != tl.float16:
+        if f.bias is not None and head.bias.dtype.element_ty != tl.float16:
             lowest: tl.constexpr = _lowest(f)
             score = tl.where((score < lowest) & (score > float("-inf")), lowest, score)
         score = score * LOG2E
@@ -137,8 +130,8 @@ def scored(products, i, j, head, call, f: tl.constexpr, bias=None):
 def query_segments(i, head, call, f: tl.constexpr):
     """Load the segment of each query; 0 if there are none. Those beyond the last one are compared with nothing."""
     segments = 0
-    if field(f, "segments"):
-        segments = _segments_at(head.q_segments, call.strides.q_segments[field(f, "axes")], i, head.q_len)
+    if f.segments:
+        segments = _segments_at(head.q_segments, call.strides.q_segments[f.axes], i, head.q_len)
     return segments
 
 
@@ -146,8 +139,8 @@ def query_segments(i, head, call, f: tl.constexpr):
 def key_segments(j, head, call, f: tl.constexpr):
     """Load the same of keys."""
     segments = 0
-    if field(f, "segments"):
-        segments = _segments_at(head.kv_segments, call.strides.kv_segments[field(f, "axes")], j, head.kv_len)
+    if f.segments:
+        segments = _segments_at(head.kv_segments, call.strides.kv_segments[f.axes], j, head.kv_len)
     return segments
 
 
@@ -160,18 +153,18 @@ def _segments_at(pointer, stride, positions, count):
 def allowed(i, j, segments, head, call, f: tl.constexpr):
     """Tell which queries see which keys; ``segments`` are those of both."""
     seen = j < head.kv_len
-    if field(f, "right"):
+    if f.right:
         seen = seen & (j <= i + (head.shift + call.numbers.right))
-    if field(f, "left"):
+    if f.left:
         seen = seen & (j >= i + (head.shift - call.numbers.left))
-    if field(f, "segments"):
+    if f.segments:
         seen = seen & (segments[0] == segments[1])
-    if field(f, "mask") is not None:
-        along: tl.constexpr = field(f, "mask")
+    if f.mask is not None:
+        along: tl.constexpr = f.mask
         mask = tl.load(
             head.mask + _score_places(i, j, call.strides.mask, f, along), mask=_score_exists(i, j, head, along), other=0
         )
-        if field(f, "double"):
+        if f.double:
             # Triton lays out the factors of a product by the smallest elements among what they are made of, and can't
             # multiply float64 laid out for 8 bits; it doesn't look beyond a sum.
             mask = tl.sum(mask[:, :, None], 2)
@@ -195,7 +188,7 @@ def drawn(seed, number, i, j):
 def seed_of(call, f: tl.constexpr):
     """Load what random numbers begin with; 0 if there are none."""
     seed = 0
-    if field(f, "dropout"):
+    if f.dropout:
         seed = tl.load(call.extras.seed)
     return seed
 

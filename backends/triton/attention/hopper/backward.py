@@ -21,11 +21,10 @@ from typing import Any, NamedTuple
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from einops_fast.backends.triton.attention.hopper.pipes import second_stages, there
+from einops_fast.backends.triton.attention.hopper.pipes import there
 from einops_fast.backends.triton.attention.hopper.positions import without
 from einops_fast.backends.triton.attention.hopper.products import begun, product, tiles_of
 from einops_fast.backends.triton.attention.hopper.scores import hidden, powers, scored
-from einops_fast.backends.triton.device.indexing import field
 
 
 class Operands(NamedTuple):
@@ -63,24 +62,23 @@ def weights_of(products, extra, i, j, logs, partly, ends: gl.constexpr, numbers,
     exist: they have no features either, but their weights may be infinite.
     """
     bias, mask = extra
-    logs = logs[None, :] if field(tiling, "turned") else logs[:, None]
+    logs = logs[None, :] if tiling.turned else logs[:, None]
     scores, scale, slope = scored(products, bias, numbers, tiling)
     weights = hidden(powers(scores, scale, logs, bias, tiling), mask, 0.0, tiling)
-    if ends or field(tiling, "left") or field(tiling, "right"):  # noqa: SIM102, known while compiling
-        # A branch, and not a loop of its own: there are no registers for two.
-        if partly > 0:
-            if field(tiling, "turned"):
-                weights = without(weights, i[None, :], j[:, None], 0.0, partly, numbers, tiling)
-            else:
-                weights = without(weights, i[:, None], j[None, :], 0.0, partly, numbers, tiling)
+    # A branch, and not a loop of its own: there are no registers for two.
+    if (ends or tiling.left or tiling.right) and partly > 0:
+        if tiling.turned:
+            weights = without(weights, i[None, :], j[:, None], 0.0, partly, numbers, tiling)
+        else:
+            weights = without(weights, i[:, None], j[None, :], 0.0, partly, numbers, tiling)
     return weights, slope
 
 
 @gluon.jit
 def begun_more(right, more, count, zeros, operand: gl.constexpr, tiling: gl.constexpr):
     """The same with values or gradients of the result, which may come with the others."""
-    stages: gl.constexpr = second_stages(tiling)
-    if field(tiling, "second"):
+    stages: gl.constexpr = tiling.second_stages
+    if tiling.second:
         there(more, count, stages)
     return product(right, tiles_of(more.buffers, count % stages, operand, tiling), zeros, 1, tiling)
 

@@ -13,12 +13,7 @@ from typing import Any, NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma, warpgroup_mma, warpgroup_mma_wait
 
 from einops_fast.backends.triton.attention.hopper.backward import Operands, delta_of, logs_of, weights_of
 from einops_fast.backends.triton.attention.hopper.pipes import (
@@ -33,19 +28,8 @@ from einops_fast.backends.triton.attention.hopper.pipes import (
 )
 from einops_fast.backends.triton.attention.hopper.positions import blocks_met, sides
 from einops_fast.backends.triton.attention.hopper.scores import Added, bias_of, mask_of
-from einops_fast.backends.triton.attention.hopper.tiles import (
-    BIAS,
-    D_BIAS,
-    MASK,
-    OUT,
-    K,
-    Q,
-    V,
-    has,
-    pair_bytes,
-)
+from einops_fast.backends.triton.attention.hopper.tiles import BIAS, D_BIAS, MASK, OUT, K, Q, V
 from einops_fast.backends.triton.attention.hopper.turns import in_groups
-from einops_fast.backends.triton.device.indexing import field
 
 
 class Parts(NamedTuple):
@@ -80,12 +64,12 @@ def _position(task, counts, numbers, tiling: gl.constexpr):
     keys, the part, and which of the elements that share the bias make it up."""
     at = task % counts.key_tiles
     rest = task // counts.key_tiles
-    start = rest % numbers.tiles * field(tiling, "rows")
+    start = rest % numbers.tiles * tiling.rows
     own = rest // numbers.tiles
     part = 0
     begin = 0
     end = counts.sharers
-    if field(tiling, "in_parts"):
+    if tiling.in_parts:
         # Programs side by side go through the same elements.
         part = own // numbers.elements
         own = own % numbers.elements
@@ -98,30 +82,28 @@ def _position(task, counts, numbers, tiling: gl.constexpr):
 @gluon.jit
 def _element(own, sharer, numbers, tiling: gl.constexpr):
     """Number of the batch element that is counted by ``own`` along the axes that the bias has, else by ``sharer``."""
-    if has(tiling, D_BIAS, 2):
+    if tiling.has[D_BIAS][2]:
         c = own % numbers.third
         own = own // numbers.third
     else:
         c = sharer % numbers.third
         sharer = sharer // numbers.third
-    if has(tiling, D_BIAS, 1):
+    if tiling.has[D_BIAS][1]:
         b = own % numbers.second
         own = own // numbers.second
     else:
         b = sharer % numbers.second
         sharer = sharer // numbers.second
-    a = own if has(tiling, D_BIAS, 0) else sharer
+    a = own if tiling.has[D_BIAS][0] else sharer
     return (a * numbers.second + b) * numbers.third + c
 
 
 @gluon.jit
 def _copy(arrays, shared, counts, numbers, tiling: gl.constexpr):
     """Copy into shared memory, by one warp, what the other warps read."""
-    groups: gl.constexpr = field(tiling, "groups")
-    stages: gl.constexpr = field(tiling, "stages")
-    block: gl.constexpr = field(tiling, "block")
+    groups: gl.constexpr = tiling.groups
     bias_bytes: gl.constexpr = arrays.added.bias.block_type.nbytes * groups
-    step_bytes: gl.constexpr = pair_bytes(tiling)
+    step_bytes: gl.constexpr = tiling.pair_bytes
     count = 0
     done = 0
     for task in range(gl.program_id(0), _tasks(counts, numbers), gl.num_programs(0)):
@@ -132,40 +114,39 @@ def _copy(arrays, shared, counts, numbers, tiling: gl.constexpr):
         for group in gl.static_range(groups):
             fetch(
                 arrays.added.bias, shared.added.bias.buffers, group, full, element, start + 64 * group, BIAS,
-                numbers, tiling, at * block,
+                numbers, tiling, at * tiling.block,
             )  # fmt: skip
         done += 1  # noqa: SIM113, nothing is enumerated while compiling
-        first, _, _, end = blocks_met(start, field(tiling, "rows"), numbers, tiling)
+        first, _, _, end = blocks_met(start, tiling.rows, numbers, tiling)
         if (at >= first) & (at < end):
             for sharer in range(begin, past):
                 element = _element(own, sharer, numbers, tiling)
-                stage = count % stages
-                full = room(shared.q, count, stages, step_bytes)
+                stage = count % tiling.stages
+                full = room(shared.q, count, tiling.stages, step_bytes)
                 for group in gl.static_range(groups):
                     tile_at = stage * groups + group
                     row = start + 64 * group
                     fetch(arrays.q, shared.q.buffers, tile_at, full, element, row, Q, numbers, tiling)
                     fetch(arrays.d_out, shared.d_out.buffers, tile_at, full, element, row, OUT, numbers, tiling)
-                    if field(tiling, "mask_tiles"):
+                    if tiling.mask_tiles:
                         fetch(
                             arrays.added.mask, shared.added.mask, tile_at, full, element, row, MASK,
-                            numbers, tiling, at * block,
+                            numbers, tiling, at * tiling.block,
                         )  # fmt: skip
-                fetch(arrays.k, shared.k.buffers, stage, full, element, at * block, K, numbers, tiling)
-                fetch(arrays.v, shared.v.buffers, stage, full, element, at * block, V, numbers, tiling)
+                fetch(arrays.k, shared.k.buffers, stage, full, element, at * tiling.block, K, numbers, tiling)
+                fetch(arrays.v, shared.v.buffers, stage, full, element, at * tiling.block, V, numbers, tiling)
                 count += 1
 
 
 @gluon.jit
 def _step(total, shared, rows, count, element, i, j, partly, numbers, zeros, tiling: gl.constexpr, group: gl.constexpr):
     """``total`` with the gradient of one batch element's scores."""
-    stages: gl.constexpr = field(tiling, "stages")
     layout: gl.constexpr = zeros.type.layout
-    stage = count % stages
-    at = stage * field(tiling, "groups") + group
+    stage = count % tiling.stages
+    at = stage * tiling.groups + group
     logs = logs_of(rows, element, i, numbers)
     delta = delta_of(rows, element, i, numbers)
-    there(shared.q, count, stages)
+    there(shared.q, count, tiling.stages)
     keys = flat(shared.k.buffers, stage)
     values = flat(shared.v.buffers, stage)
     started = warpgroup_mma(flat(shared.q.buffers, at), keys.permute((1, 0)), zeros, use_acc=False, is_async=True)
@@ -175,21 +156,21 @@ def _step(total, shared, rows, count, element, i, j, partly, numbers, zeros, til
     products = warpgroup_mma_wait(1, deps=[started])
     weights, _ = weights_of(products, (bias, mask), i, j, logs, partly, False, numbers, tiling)
     d_weights = warpgroup_mma_wait(0, deps=[more])
-    released(shared.q, count, stages)
+    released(shared.q, count, tiling.stages)
     return total + weights * (d_weights - delta[:, None])
 
 
 @gluon.jit
 def _sum_up(d_bias, rows, shared, counts, numbers, tiling: gl.constexpr, group: gl.constexpr):
     """Compute what one warp group owns, of every tile."""
-    block: gl.constexpr = field(tiling, "block")
+    block: gl.constexpr = tiling.block
     of_scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, block, 16])
     zeros = gl.zeros([64, block], gl.float32, layout=of_scores)
     count = 0
     done = 0
     for task in range(gl.program_id(0), _tasks(counts, numbers), gl.num_programs(0)):
         own, start, at, part, begin, past = _position(task, counts, numbers, tiling)
-        first, whole, whole_end, end = blocks_met(start, field(tiling, "rows"), numbers, tiling)
+        first, whole, whole_end, end = blocks_met(start, tiling.rows, numbers, tiling)
         i = start + 64 * group + gl.arange(0, 64, layout=gl.SliceLayout(1, of_scores))
         j = at * block + gl.arange(0, block, layout=gl.SliceLayout(0, of_scores))
         total = gl.zeros([64, block], gl.float32, layout=of_scores)
@@ -201,7 +182,7 @@ def _sum_up(d_bias, rows, shared, counts, numbers, tiling: gl.constexpr, group: 
                 total = _step(total, shared, rows, count, element, i, j, partly, numbers, zeros, tiling, group)
                 count += 1
         place = coordinates(_element(own, 0, numbers, tiling), start + 64 * group, at * block, D_BIAS, numbers, tiling)
-        if field(tiling, "in_parts"):
+        if tiling.in_parts:
             a, b, c, _, _ = place
             parts = counts.parts
             into = d_bias + part * parts.part + a * parts.first + b * parts.second + c * parts.third
@@ -226,16 +207,14 @@ def hopper_bias_kernel(
 
     Several parts are float32 at the address ``d_bias``. The elements of ``numbers`` are those whose bias differs.
     """
-    groups: gl.constexpr = field(tiling, "groups")
-    stages: gl.constexpr = field(tiling, "stages")
-    q = pipe(q_desc, stages * groups, stages, groups)
-    d_out = beside(q, d_out_desc, stages * groups)
-    k = beside(q, k_desc, stages)
-    v = beside(q, v_desc, stages)
+    q = pipe(q_desc, tiling.stages * tiling.groups, tiling.stages, tiling.groups)
+    d_out = beside(q, d_out_desc, tiling.stages * tiling.groups)
+    k = beside(q, k_desc, tiling.stages)
+    v = beside(q, v_desc, tiling.stages)
     masks = mask
-    if field(tiling, "mask_tiles"):
-        masks = beside(q, mask, stages * groups).buffers
-    shared = Operands(q, k, v, d_out, None, Added(pipe(bias, groups, 1, groups), masks))
+    if tiling.mask_tiles:
+        masks = beside(q, mask, tiling.stages * tiling.groups).buffers
+    shared = Operands(q, k, v, d_out, None, Added(pipe(bias, tiling.groups, 1, tiling.groups), masks))
     arrays = Operands(q_desc, k_desc, v_desc, d_out_desc, None, Added(bias, mask))
     counts = _Counts(key_tiles, sharers, parts)
     in_groups(

@@ -16,10 +16,7 @@ from typing import Any, NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    tma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import tma, warpgroup_mma_wait
 
 from einops_fast.backends.triton.attention.hopper.pipes import (
     fetch,
@@ -52,7 +49,7 @@ from einops_fast.backends.triton.attention.hopper.scores import (
     powers,
     scored,
 )
-from einops_fast.backends.triton.attention.hopper.tiles import OUT, K, Q, V, added_bytes, boxes
+from einops_fast.backends.triton.attention.hopper.tiles import OUT, K, Q, V, boxes
 from einops_fast.backends.triton.attention.hopper.turns import (
     in_groups,
     my_turn,
@@ -63,7 +60,6 @@ from einops_fast.backends.triton.attention.hopper.turns import (
     turns_of,
 )
 from einops_fast.backends.triton.device.barriers import barrier
-from einops_fast.backends.triton.device.indexing import field
 
 
 class _Shared(NamedTuple):
@@ -89,18 +85,10 @@ class _State(NamedTuple):
     count: Any  # blocks of all tiles so far
 
 
-@gluon.constexpr_function
-def _reused(tiling):
-    """Whether the result leaves from where the queries were: there is no memory for both."""
-    return tiling.wide and tiling.alike
-
-
 @gluon.jit
 def _copy(q_desc, k_desc, v_desc, added, bounds, shared, numbers, tiling: gl.constexpr):
     """Copy into shared memory, by one warp, what the other warps read."""
-    stages: gl.constexpr = field(tiling, "stages")
-    block: gl.constexpr = field(tiling, "block")
-    k_bytes: gl.constexpr = k_desc.block_type.nbytes * boxes(tiling, K) + added_bytes(tiling)
+    k_bytes: gl.constexpr = k_desc.block_type.nbytes * boxes(tiling, K) + tiling.added_bytes
     v_bytes: gl.constexpr = v_desc.block_type.nbytes * boxes(tiling, V)
     count = 0
     done = 0
@@ -110,42 +98,39 @@ def _copy(q_desc, k_desc, v_desc, added, bounds, shared, numbers, tiling: gl.con
         first, end = within_bounds(bounds, element, start, first, end, numbers, tiling)
         note(shared.notes, lap, element, start, first, whole, whole_end, end)
         lap += 1  # noqa: SIM113, nothing is enumerated while compiling
-        if _reused(tiling):  # noqa: SIM102, known while compiling
-            if first >= end:
-                # The memory has to be waited for all the same, since the result leaves from there.
-                fetch_own(q_desc, None, shared.q, None, done, element, start, Q, Q, numbers, tiling)
-                done += 1
+        if tiling.reused and first >= end:
+            # The memory has to be waited for all the same, since the result leaves from there.
+            fetch_own(q_desc, None, shared.q, None, done, element, start, Q, Q, numbers, tiling)
+            done += 1
         for at in range(end - 1, first - 1, -1):
-            stage = count % stages
-            full = room(shared.k, count, stages, k_bytes)
-            fetch(k_desc, shared.k.buffers, stage, full, element, at * block, K, numbers, tiling)
-            fetch_added(added, shared.added, stage, full, element, start, at * block, numbers, tiling)
+            stage = count % tiling.stages
+            full = room(shared.k, count, tiling.stages, k_bytes)
+            fetch(k_desc, shared.k.buffers, stage, full, element, at * tiling.block, K, numbers, tiling)
+            fetch_added(added, shared.added, stage, full, element, start, at * tiling.block, numbers, tiling)
             if at == end - 1:
                 # After the first block, for which there is room earlier.
                 fetch_own(q_desc, None, shared.q, None, done, element, start, Q, Q, numbers, tiling)
                 done += 1
-            full = room(shared.v, count, stages, v_bytes)
-            fetch(v_desc, shared.v.buffers, stage, full, element, at * block, V, numbers, tiling)
+            full = room(shared.v, count, tiling.stages, v_bytes)
+            fetch(v_desc, shared.v.buffers, stage, full, element, at * tiling.block, V, numbers, tiling)
             count += 1
 
 
 @gluon.jit
 def _values(weights, sums, values, count, tiling: gl.constexpr):
     """Start adding the product of the weights with a block of values."""
-    stages: gl.constexpr = field(tiling, "stages")
-    there(values, count, stages)
-    return adding(weights, tiles_of(values.buffers, count % stages, V, tiling), sums, 1, tiling)
+    there(values, count, tiling.stages)
+    return adding(weights, tiles_of(values.buffers, count % tiling.stages, V, tiling), sums, 1, tiling)
 
 
 @gluon.jit
 def _weights(products, extra, i, at, partly, most, total, numbers, tiling: gl.constexpr):
     """Weights of a block, by how much all sums before it fade, and the rows' new maxima and totals."""
-    block: gl.constexpr = field(tiling, "block")
     bias, mask = extra
     scores, scale, _ = scored(products, bias, numbers, tiling)
     scores = hidden(scores, mask, float("-inf"), tiling)
     if partly > 0:
-        j = at * block + gl.arange(0, block, layout=gl.SliceLayout(0, scores.type.layout))
+        j = at * tiling.block + gl.arange(0, tiling.block, layout=gl.SliceLayout(0, scores.type.layout))
         scores = without(scores, i[:, None], j[None, :], float("-inf"), partly, numbers, tiling)
     new = gl.maximum(most, highest(scores, bias, tiling) * scale)
     # But for a row that has seen nothing yet.
@@ -159,9 +144,8 @@ def _weights(products, extra, i, at, partly, most, total, numbers, tiling: gl.co
 def _extra(shared, count, element, i, at, group: gl.constexpr, numbers, zeros, tiling: gl.constexpr):
     """Bias and mask of a block of keys."""
     layout: gl.constexpr = zeros.type.layout
-    block: gl.constexpr = field(tiling, "block")
-    j = at * block + gl.arange(0, block, layout=gl.SliceLayout(0, layout))
-    stage = count % field(tiling, "stages")
+    j = at * tiling.block + gl.arange(0, tiling.block, layout=gl.SliceLayout(0, layout))
+    stage = count % tiling.stages
     return added_of(shared.added, stage, group, element, i[:, None], j[None, :], layout, numbers, tiling)
 
 
@@ -171,7 +155,6 @@ def _step(
     tiling: gl.constexpr, group: gl.constexpr,
 ):  # fmt: skip
     """One block of keys, and the values of the block before."""
-    stages: gl.constexpr = field(tiling, "stages")
     count = state.count
     my_turn(shared.turns, count, group, tiling)
     started = begun(queries, shared.k, count, zeros, K, tiling)
@@ -179,10 +162,10 @@ def _step(
     next_turn(shared.turns, group, tiling)
     extra = _extra(shared, count, element, i, at, group, numbers, zeros, tiling)
     products = warpgroup_mma_wait(parts(tiling, 1), deps=[started])
-    released(shared.k, count, stages)
+    released(shared.k, count, tiling.stages)
     weights, fade, most, total = _weights(products, extra, i, at, partly, state.most, state.total, numbers, tiling)
     sums = added(sums, 0, 1, tiling)
-    released(shared.v, count - 1, stages)
+    released(shared.v, count - 1, tiling.stages)
     return _State(weights.to(state.weights.dtype), scaled(sums, fade, 1, tiling), most, total, count + 1)
 
 
@@ -192,19 +175,15 @@ def _passed(shared, count, blocks, tiling: gl.constexpr, group: gl.constexpr):
     for at in range(count, count + blocks):
         my_turn(shared.turns, at, group, tiling)
         next_turn(shared.turns, group, tiling)
-    return passed_both(shared.k, shared.v, count, blocks, field(tiling, "stages"), field(tiling, "stages"))
+    return passed_both(shared.k, shared.v, count, blocks, tiling.stages, tiling.stages)
 
 
 @gluon.jit
 def _attend(out_desc, lse, shared, numbers, dtype: gl.constexpr, tiling: gl.constexpr, group: gl.constexpr):
     """Compute the queries that one warp group owns, of every tile."""
-    groups: gl.constexpr = field(tiling, "groups")
-    own: gl.constexpr = field(tiling, "own")
-    stages: gl.constexpr = field(tiling, "stages")
-    block: gl.constexpr = field(tiling, "block")
-    of_scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, block, 16])
+    of_scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, tiling.block, 16])
     of_rows: gl.constexpr = gl.SliceLayout(1, of_scores)
-    zeros = gl.zeros([64, block], gl.float32, layout=of_scores)
+    zeros = gl.full([64, tiling.block], 0.0, gl.float32, layout=of_scores)
     count = 0
     done = 0
     lap = 0
@@ -221,42 +200,42 @@ def _attend(out_desc, lse, shared, numbers, dtype: gl.constexpr, tiling: gl.cons
         total = gl.full([64], 0.0, gl.float32, layout=of_rows)
         sums = no_sums(1, tiling)
         if first < end:
-            there(shared.q, done, own)
-            queries = tiles_of(shared.q.buffers, done % own * groups + group, Q, tiling)
+            there(shared.q, done, tiling.own)
+            queries = tiles_of(shared.q.buffers, done % tiling.own * tiling.groups + group, Q, tiling)
             my_turn(shared.turns, count, group, tiling)
             started = begun(queries, shared.k, count, zeros, K, tiling)
             next_turn(shared.turns, group, tiling)
             extra = _extra(shared, count, element, i, end - 1, group, numbers, zeros, tiling)
             products = warpgroup_mma_wait(0, deps=[started])
-            released(shared.k, count, stages)
+            released(shared.k, count, tiling.stages)
             partly = sides(end - 1, whole, whole_end)
             weights, _fade, most, total = _weights(products, extra, i, end - 1, partly, most, total, numbers, tiling)
             state = _State(weights.to(dtype), sums, most, total, count + 1)
             for at in range(end - 2, first - 1, -1):
                 partly = sides(at, whole, whole_end)
                 state = _step(queries, shared, state, element, i, at, partly, numbers, zeros, tiling, group)
-            if not _reused(tiling):
-                released(shared.q, done, own)
+            if not tiling.reused:
+                released(shared.q, done, tiling.own)
                 done += 1
             count = state.count
             most = state.most
             total = state.total
             sums = added(_values(state.weights, state.sums, shared.v, count - 1, tiling), 0, 1, tiling)
-            released(shared.v, count - 1, stages)
-        elif fetched and not _reused(tiling):
+            released(shared.v, count - 1, tiling.stages)
+        elif fetched and not tiling.reused:
             # They came for the other groups.
-            passed(shared.q, done, 1, own)
+            passed(shared.q, done, 1, tiling.own)
             done += 1
         count = _passed(shared, count, before, tiling, group)
         divisor = gl.where(total == 0.0, 1.0, total)
         sums = scaled(sums, 1.0 / divisor, 1, tiling)
         row = start + 64 * group
-        if _reused(tiling):
-            there(shared.q, done, own)
-            mine = done % own * groups + group
+        if tiling.reused:
+            there(shared.q, done, tiling.own)
+            mine = done % tiling.own * tiling.groups + group
             leave(out_desc, shared.q.buffers, mine, sums, 1.0, element, row, dtype, OUT, numbers, tiling)
             tma.store_wait(0)
-            released(shared.q, done, own)
+            released(shared.q, done, tiling.own)
             done += 1
         else:
             # What was handed over for the tile before has to be read before it's overwritten.
@@ -278,18 +257,15 @@ def hopper_kernel(q_desc, k_desc, v_desc, out_desc, bias, mask, bounds, lse, num
     :func:`~.positions.within_bounds`.
     """
     dtype: gl.constexpr = q_desc.dtype
-    groups: gl.constexpr = field(tiling, "groups")
-    stages: gl.constexpr = field(tiling, "stages")
-    own: gl.constexpr = field(tiling, "own")
-    q = pipe(q_desc, groups * own * boxes(tiling, Q), own, groups)
-    k = pipe(k_desc, stages * boxes(tiling, K), stages, groups)
-    v = pipe(v_desc, stages * boxes(tiling, V), stages, groups)
+    q = pipe(q_desc, tiling.groups * tiling.own * boxes(tiling, Q), tiling.own, tiling.groups)
+    k = pipe(k_desc, tiling.stages * boxes(tiling, K), tiling.stages, tiling.groups)
+    v = pipe(v_desc, tiling.stages * boxes(tiling, V), tiling.stages, tiling.groups)
     out = q.buffers
-    if not _reused(tiling):
-        of_out: gl.constexpr = groups * boxes(tiling, OUT)
+    if not tiling.reused:
+        of_out: gl.constexpr = tiling.groups * boxes(tiling, OUT)
         out = gl.allocate_shared_memory(dtype, [of_out] + out_desc.block_type.shape, out_desc.layout)
     added = Added(bias, mask)
-    shared = _Shared(q, k, v, out, added_tiles(added, tiling), turns_of(tiling), notes(groups))
+    shared = _Shared(q, k, v, out, added_tiles(added, tiling), turns_of(tiling), notes(tiling.groups))
     in_groups(
         _attend, (out_desc, lse, shared, numbers, dtype, tiling),
         _copy, (q_desc, k_desc, v_desc, added, bounds, shared, numbers), tiling,

@@ -10,8 +10,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-from einops_fast.backends.triton.attention.hopper.tiles import OUT, box, boxes, has
-from einops_fast.backends.triton.device.indexing import field
+from einops_fast.backends.triton.attention.hopper.tiles import OUT, box, boxes
 
 
 class Pipe(NamedTuple):
@@ -28,11 +27,11 @@ def coordinates(element, row, column, operand: gl.constexpr, numbers, tiling: gl
     a = 0
     b = 0
     c = 0
-    if has(tiling, OUT, 0) or has(tiling, OUT, 1):
-        a = element // numbers.third // numbers.second if has(tiling, operand, 0) else 0
-        b = element // numbers.third % numbers.second if has(tiling, operand, 1) else 0
-        c = element % numbers.third if has(tiling, operand, 2) else 0
-    elif has(tiling, operand, 2):
+    if tiling.has[OUT][0] or tiling.has[OUT][1]:
+        a = element // numbers.third // numbers.second if tiling.has[operand][0] else 0
+        b = element // numbers.third % numbers.second if tiling.has[operand][1] else 0
+        c = element % numbers.third if tiling.has[operand][2] else 0
+    elif tiling.has[operand][2]:
         # There is no other axis; divisions take long.
         c = element
     return a, b, c, row, column
@@ -56,14 +55,13 @@ def fetch_own(
 
     ``tiles`` and ``more`` are their pipes, ``one`` and ``two`` say which operands they are; ``done`` tiles came before.
     """
-    groups: gl.constexpr = field(tiling, "groups")
-    own: gl.constexpr = field(tiling, "own")
+    groups: gl.constexpr = tiling.groups
     one_bytes: gl.constexpr = first.block_type.nbytes * boxes(tiling, one)
     two_bytes: gl.constexpr = 0 if second is None else second.block_type.nbytes * boxes(tiling, two)
-    full = room(tiles, done, own, groups * (one_bytes + two_bytes))
+    full = room(tiles, done, tiling.own, groups * (one_bytes + two_bytes))
     for group in gl.static_range(groups):
         row = start + 64 * group
-        mine = done % own * groups + group
+        mine = done % tiling.own * groups + group
         fetch(first, tiles.buffers, mine, full, element, row, one, numbers, tiling)
         if second is not None:
             fetch(second, more.buffers, mine, full, element, row, two, numbers, tiling)
@@ -81,8 +79,7 @@ def handed_over(array, buffers, at, element, row, operand: gl.constexpr, numbers
 @gluon.jit
 def flat(buffers, at):
     """Tile ``at`` of some as a matrix."""
-    shape: gl.constexpr = buffers.type.shape
-    return buffers.index(at).reshape([shape[4], shape[5]])
+    return buffers.index(at).reshape([buffers.type.shape[4], buffers.type.shape[5]])
 
 
 @gluon.jit
@@ -108,18 +105,12 @@ def beside(other, descriptor, count: gl.constexpr):
     return Pipe(_tiles(descriptor, count), other.full, other.empty)
 
 
-@gluon.constexpr_function
-def second_stages(tiling):
-    """Stages of the second of a block's two arrays."""
-    return tiling.second or tiling.stages
-
-
 @gluon.jit
 def second_pipe(first, descriptor, operand: gl.constexpr, tiling: gl.constexpr):
     """Memory for the second of a block's two arrays: it comes with the first one unless it has stages of its own."""
-    stages: gl.constexpr = second_stages(tiling)
-    if field(tiling, "second"):
-        return pipe(descriptor, stages * boxes(tiling, operand), stages, field(tiling, "groups"))
+    stages: gl.constexpr = tiling.second_stages
+    if tiling.second:
+        return pipe(descriptor, stages * boxes(tiling, operand), stages, tiling.groups)
     else:
         return beside(first, descriptor, stages * boxes(tiling, operand))
 

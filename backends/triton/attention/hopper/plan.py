@@ -28,7 +28,7 @@ from einops_fast.backends.triton.attention.hopper.call import (
 from einops_fast.backends.triton.attention.hopper.forward import hopper_kernel
 from einops_fast.backends.triton.attention.hopper.keys_gradient import hopper_keys_kernel, hopper_values_kernel
 from einops_fast.backends.triton.attention.hopper.queries_gradient import hopper_queries_kernel
-from einops_fast.backends.triton.attention.hopper.tiles import ITEM, HopperTiling, pair_bytes
+from einops_fast.backends.triton.attention.hopper.tiles import ITEM, HopperTiling
 from einops_fast.backends.triton.attention.hopper.tilings import (
     WIDE_SHAPES,
     Shape,
@@ -148,7 +148,7 @@ def _shared_bias_tiling(problem: Problem) -> tuple[HopperTiling, int]:
         problem,
         shapes,
         spec.kv_len,
-        lambda tiling: tiling.stages * pair_bytes(tiling) + tiling.rows * tiling.block * tiling.bias_item,
+        lambda tiling: tiling.stages * tiling.pair_bytes + tiling.rows * tiling.block * tiling.bias_item,
         d_bias=True,
     )
     own = prod(bias_sizes(problem)[0])

@@ -18,11 +18,11 @@ def _position(turn, numbers, tiling: gl.constexpr):
     rounds: those with most to do first, and to the programs there and back. So all programs have as much to do.
     """
     # Of queries that see what is before them, the last ones have most to do.
-    most_last: gl.constexpr = field(tiling, "right") and not field(tiling, "turned")
+    most_last: gl.constexpr = tiling.right and not tiling.turned
     tiles = numbers.tiles
     element = turn // tiles
     at = turn % tiles
-    if field(tiling, "right"):
+    if tiling.right:
         programs = gl.num_programs(0)
         section = turn // programs // numbers.rounds
         lap = turn // programs % numbers.rounds
@@ -47,15 +47,15 @@ def tile_of(turn, numbers, tiling: gl.constexpr):
     Of a tile of keys, those are the blocks of queries that see it, and ``element`` counts what has keys of its own.
     """
     element, at = _position(turn, numbers, tiling)
-    start = at * field(tiling, "rows")
-    first, full, full_end, end = blocks_met(start, field(tiling, "rows"), numbers, tiling)
+    start = at * tiling.rows
+    first, full, full_end, end = blocks_met(start, tiling.rows, numbers, tiling)
     return element, start, first, full, full_end, end if at < numbers.tiles else first
 
 
 @gluon.jit
 def blocks_met(start, rows: gl.constexpr, numbers, tiling: gl.constexpr):
     """The blocks that so many positions from ``start`` on meet; see :func:`tile_of`."""
-    if field(tiling, "turned"):
+    if tiling.turned:
         return _blocks_seeing(start, rows, numbers, tiling)
     else:
         return _blocks_seen(start, rows, numbers, tiling)
@@ -63,36 +63,34 @@ def blocks_met(start, rows: gl.constexpr, numbers, tiling: gl.constexpr):
 
 @gluon.jit
 def _blocks_seen(start, rows: gl.constexpr, numbers, tiling: gl.constexpr):
-    block: gl.constexpr = field(tiling, "block")
     end = numbers.kv_len
-    full_end = numbers.kv_len // block
+    full_end = numbers.kv_len // tiling.block
     first = 0
     full = 0
-    if field(tiling, "right"):
+    if tiling.right:
         end = gl.minimum(end, gl.maximum(start + rows + numbers.right, 0))
-        full_end = gl.minimum(full_end, gl.maximum(start + numbers.right + 1, 0) // block)
-    if field(tiling, "left"):
-        first = gl.maximum(start + numbers.left, 0) // block
-        full = (gl.maximum(start + rows - 1 + numbers.left, 0) + block - 1) // block
-    end = (end + block - 1) // block
+        full_end = gl.minimum(full_end, gl.maximum(start + numbers.right + 1, 0) // tiling.block)
+    if tiling.left:
+        first = gl.maximum(start + numbers.left, 0) // tiling.block
+        full = (gl.maximum(start + rows - 1 + numbers.left, 0) + tiling.block - 1) // tiling.block
+    end = (end + tiling.block - 1) // tiling.block
     return gl.minimum(first, end), full, full_end, end
 
 
 @gluon.jit
 def _blocks_seeing(start, rows: gl.constexpr, numbers, tiling: gl.constexpr):
-    block: gl.constexpr = field(tiling, "block")
     # Beyond the last query, and after the last key, weights are zero or go nowhere.
     end = numbers.q_len
-    full_end = (numbers.q_len + block - 1) // block
+    full_end = (numbers.q_len + tiling.block - 1) // tiling.block
     first = 0
     full = 0
-    if field(tiling, "right"):
-        first = gl.maximum(start - numbers.right, 0) // block
-        full = (gl.maximum(start + rows - 1 - numbers.right, 0) + block - 1) // block
-    if field(tiling, "left"):
+    if tiling.right:
+        first = gl.maximum(start - numbers.right, 0) // tiling.block
+        full = (gl.maximum(start + rows - 1 - numbers.right, 0) + tiling.block - 1) // tiling.block
+    if tiling.left:
         end = gl.minimum(end, gl.maximum(start + rows - numbers.left, 0))
-        full_end = gl.minimum(full_end, gl.maximum(start - numbers.left + 1, 0) // block)
-    end = (end + block - 1) // block
+        full_end = gl.minimum(full_end, gl.maximum(start - numbers.left + 1, 0) // tiling.block)
+    end = (end + tiling.block - 1) // tiling.block
     return gl.minimum(first, end), full, full_end, end
 
 
@@ -102,22 +100,20 @@ def within_bounds(bounds, element, start, first, end, numbers, tiling: gl.conste
 
     ``bounds`` are what :mod:`~einops_fast.backends.triton.attention.around.mask_bounds` has found.
     """
-    if field(tiling, "bounded"):
-        block: gl.constexpr = field(tiling, "block")
-        # A tile that there isn't has no bounds either.
-        if first < end:
-            places = numbers.bounds
-            c = element % numbers.third
-            b = element // numbers.third % numbers.second
-            a = element // numbers.third // numbers.second
-            place = a * places.first + b * places.second + c * places.third + start // 64 * places.position
-            low = gl.load(bounds + place)
-            high = gl.load(bounds + place + 1)
-            for group in gl.static_range(1, field(tiling, "groups")):
-                low = gl.minimum(low, gl.load(bounds + place + group * places.position))
-                high = gl.maximum(high, gl.load(bounds + place + group * places.position + 1))
-            first = gl.minimum(gl.maximum(first, low // block), end)
-            end = gl.maximum(gl.minimum(end, (high + block - 1) // block), first)
+    # A tile that there isn't has no bounds either.
+    if tiling.bounded and first < end:
+        places = numbers.bounds
+        c = element % numbers.third
+        b = element // numbers.third % numbers.second
+        a = element // numbers.third // numbers.second
+        place = a * places.first + b * places.second + c * places.third + start // 64 * places.position
+        low = gl.load(bounds + place)
+        high = gl.load(bounds + place + 1)
+        for group in gl.static_range(1, field(tiling, "groups")):
+            low = gl.minimum(low, gl.load(bounds + place + group * places.position))
+            high = gl.maximum(high, gl.load(bounds + place + group * places.position + 1))
+        first = gl.minimum(gl.maximum(first, low // tiling.block), end)
+        end = gl.maximum(gl.minimum(end, (high + tiling.block - 1) // tiling.block), first)
     return first, end
 
 
@@ -130,7 +126,7 @@ def own_blocks(start, first, full, full_end, end, numbers, tiling: gl.constexpr,
     """
     before = 0
     after = 0
-    if field(tiling, "apart"):
+    if tiling.apart:
         tile_first = first
         tile_end = end
         row = start + 64 * group
@@ -156,9 +152,9 @@ def without(values, i, j, value: gl.constexpr, partly, numbers, tiling: gl.const
     In a tile of queries also where there is no key. ``partly`` is what :func:`sides` says of the block.
     """
     # Bounds are worked out for the column, of which a thread has two numbers.
-    left: gl.constexpr = field(tiling, "left")
-    right: gl.constexpr = field(tiling, "right")
-    if field(tiling, "turned"):
+    left: gl.constexpr = tiling.left
+    right: gl.constexpr = tiling.right
+    if tiling.turned:
         if _hides(partly, 1, right, tiling):
             values = gl.where(i < j - numbers.right, value, values)
         if _hides(partly, 2, left, tiling):
@@ -178,6 +174,6 @@ def without(values, i, j, value: gl.constexpr, partly, numbers, tiling: gl.const
 def _hides(partly, side: gl.constexpr, ever: gl.constexpr, tiling: gl.constexpr):
     """Whether keys may be hidden at a side, if they ever are; without keys hidden at the left there is but one side."""
     found = ever
-    if ever and field(tiling, "left"):
+    if ever and tiling.left:
         found = (partly & side) > 0
     return found

@@ -10,15 +10,10 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 
 from einops_fast.backends.triton.attention.hopper.pipes import flat, handed_over, there
 from einops_fast.backends.triton.attention.hopper.tiles import along, boxes
-from einops_fast.backends.triton.device.indexing import field
 
 
 @gluon.constexpr_function
@@ -88,9 +83,8 @@ def product(left, right, zeros, which: gl.constexpr, tiling: gl.constexpr):
 @gluon.jit
 def begun(left, others, count, zeros, operand: gl.constexpr, tiling: gl.constexpr):
     """Start the products of a tile's parts with block ``count`` of an operand, keys or queries, when it is there."""
-    stages: gl.constexpr = field(tiling, "stages")
-    there(others, count, stages)
-    return product(left, tiles_of(others.buffers, count % stages, operand, tiling), zeros, 0, tiling)
+    there(others, count, tiling.stages)
+    return product(left, tiles_of(others.buffers, count % tiling.stages, operand, tiling), zeros, 0, tiling)
 
 
 @gluon.jit

@@ -8,11 +8,7 @@ from typing import Any, NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    tma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma, warpgroup_mma_wait
 
 from einops_fast.backends.triton.attention.hopper.backward import Operands, both_products, delta_of, logs_of, weights_of
 from einops_fast.backends.triton.attention.hopper.pipes import (
@@ -27,7 +23,6 @@ from einops_fast.backends.triton.attention.hopper.pipes import (
     released,
     room,
     second_pipe,
-    second_stages,
     there,
 )
 from einops_fast.backends.triton.attention.hopper.positions import own_blocks, sides, tile_of, within_bounds
@@ -42,10 +37,9 @@ from einops_fast.backends.triton.attention.hopper.products import (
     tiles_of,
 )
 from einops_fast.backends.triton.attention.hopper.scores import Added, added_of, added_tiles, fetch_added
-from einops_fast.backends.triton.attention.hopper.tiles import D_BIAS, OUT, K, Q, V, boxes, stage_bytes
+from einops_fast.backends.triton.attention.hopper.tiles import D_BIAS, OUT, K, Q, V, boxes
 from einops_fast.backends.triton.attention.hopper.turns import in_groups, note, noted, notes
 from einops_fast.backends.triton.device.barriers import barrier
-from einops_fast.backends.triton.device.indexing import field
 
 
 class _State(NamedTuple):
@@ -75,11 +69,9 @@ def _early(tiling):
 @gluon.jit
 def _copy(arrays, bounds, shared, numbers, tiling: gl.constexpr):
     """Copy into shared memory, by one warp, what the other warps read."""
-    stages: gl.constexpr = field(tiling, "stages")
-    block: gl.constexpr = field(tiling, "block")
-    second: gl.constexpr = second_stages(tiling)
+    second: gl.constexpr = tiling.second_stages
     v_bytes: gl.constexpr = arrays.v.block_type.nbytes * boxes(tiling, V)
-    block_bytes: gl.constexpr = stage_bytes(tiling) - (v_bytes if field(tiling, "second") else 0)
+    block_bytes: gl.constexpr = tiling.stage_bytes - (v_bytes if tiling.second else 0)
     count = 0
     done = 0
     lap = 0
@@ -89,32 +81,30 @@ def _copy(arrays, bounds, shared, numbers, tiling: gl.constexpr):
         note(shared.notes, lap, element, start, first, whole, whole_end, end)
         lap += 1  # noqa: SIM113, nothing is enumerated while compiling
         for at in range(end - 1, first - 1, -1):
-            stage = count % stages
-            full = room(shared.k, count, stages, block_bytes)
-            fetch(arrays.k, shared.k.buffers, stage, full, element, at * block, K, numbers, tiling)
-            fetch_added(arrays.added, shared.added, stage, full, element, start, at * block, numbers, tiling)
-            if field(tiling, "second"):
+            stage = count % tiling.stages
+            full = room(shared.k, count, tiling.stages, block_bytes)
+            fetch(arrays.k, shared.k.buffers, stage, full, element, at * tiling.block, K, numbers, tiling)
+            fetch_added(arrays.added, shared.added, stage, full, element, start, at * tiling.block, numbers, tiling)
+            if tiling.second:
                 full = room(shared.v, count, second, v_bytes)
-            fetch(arrays.v, shared.v.buffers, count % second, full, element, at * block, V, numbers, tiling)
+            fetch(arrays.v, shared.v.buffers, count % second, full, element, at * tiling.block, V, numbers, tiling)
             count += 1
             if at == end - 1:
                 # After the first block, for which there is memory earlier.
                 fetch_own(arrays.q, arrays.d_out, shared.q, shared.d_out, done, element, start, Q, OUT, numbers, tiling)
                 done += 1
-        if field(tiling, "wide"):  # noqa: SIM102, known while compiling
-            if first >= end:
-                # The memory has to be waited for all the same, since the gradient leaves from there.
-                fetch_own(arrays.q, arrays.d_out, shared.q, shared.d_out, done, element, start, Q, OUT, numbers, tiling)
-                done += 1
+        if tiling.wide and first >= end:
+            # The memory has to be waited for all the same, since the gradient leaves from there.
+            fetch_own(arrays.q, arrays.d_out, shared.q, shared.d_out, done, element, start, Q, OUT, numbers, tiling)
+            done += 1
 
 
 @gluon.jit
 def _weighed(products, shared, count, element, at, partly, i, logs, numbers, tiling: gl.constexpr, group: gl.constexpr):
     """The weights of a block of keys, and their slope."""
-    block: gl.constexpr = field(tiling, "block")
     layout: gl.constexpr = products.type.layout
-    j = at * block + gl.arange(0, block, layout=gl.SliceLayout(0, layout))
-    stage = count % field(tiling, "stages")
+    j = at * tiling.block + gl.arange(0, tiling.block, layout=gl.SliceLayout(0, layout))
+    stage = count % tiling.stages
     extra = added_of(shared.added, stage, group, element, i[:, None], j[None, :], layout, numbers, tiling)
     return weights_of(products, extra, i, j, logs, partly, True, numbers, tiling)
 
@@ -125,19 +115,16 @@ def _queries_step(
     tiling: gl.constexpr, group: gl.constexpr, dtype: gl.constexpr, last: gl.constexpr,
 ):  # fmt: skip
     """Add a block of keys to the gradient. Unless it's the last, have the next one's weights worked out meanwhile."""
-    groups: gl.constexpr = field(tiling, "groups")
-    stages: gl.constexpr = field(tiling, "stages")
-    block: gl.constexpr = field(tiling, "block")
     count = state.count
-    stage = count % stages
+    stage = count % tiling.stages
     keys = tiles_of(shared.k.buffers, stage, K, tiling)
     d_scores = state.weights * (state.d_weights - delta[:, None])
-    if field(tiling, "d_bias"):
+    if tiling.d_bias:
         # They leave from where the bias was.
-        own = shared.added.bias.index(stage * groups + group)
-        flat(shared.added.bias, stage * groups + group).store(d_scores.to(d_bias.dtype))
+        own = shared.added.bias.index(stage * tiling.groups + group)
+        flat(shared.added.bias, stage * tiling.groups + group).store(d_scores.to(d_bias.dtype))
         fence_async_shared()
-        place = coordinates(element, start + 64 * group, at * block, D_BIAS, numbers, tiling)
+        place = coordinates(element, start + 64 * group, at * tiling.block, D_BIAS, numbers, tiling)
         tma.async_copy_shared_to_global(d_bias, place, own)
     sums = adding((d_scores * state.slope).to(dtype), keys, state.sums, 0, tiling)
     if last or not _early(tiling):
@@ -147,15 +134,15 @@ def _queries_step(
         products = warpgroup_mma_wait(parts(tiling, 1), deps=[started])
         if _early(tiling):
             sums = added(sums, parts(tiling, 1), 0, tiling)
-    if field(tiling, "d_bias"):
+    if tiling.d_bias:
         tma.store_wait(0)
-    released(shared.k, count, stages)
+    released(shared.k, count, tiling.stages)
     if not last:
         partly = sides(at - 1, whole, whole_end)
         weights, slope = _weighed(products, shared, count + 1, element, at - 1, partly, i, logs, numbers, tiling, group)
         d_weights = warpgroup_mma_wait(0, deps=[more])
-        if field(tiling, "second"):
-            released(shared.v, count + 1, second_stages(tiling))
+        if tiling.second:
+            released(shared.v, count + 1, tiling.second_stages)
         state = _State(sums, weights, slope, d_weights, count + 1)
     else:
         state = _State(sums, state.weights, state.slope, state.d_weights, count + 1)
@@ -168,14 +155,10 @@ def _own_queries(
     dtype: gl.constexpr, tiling: gl.constexpr, group: gl.constexpr,
 ):  # fmt: skip
     """Compute what one warp group owns, of every tile."""
-    groups: gl.constexpr = field(tiling, "groups")
-    own: gl.constexpr = field(tiling, "own")
-    stages: gl.constexpr = field(tiling, "stages")
-    others: gl.constexpr = field(tiling, "second")
-    of_scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, field(tiling, "block"), 16])
+    of_scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, tiling.block, 16])
     of_rows: gl.constexpr = gl.SliceLayout(1, of_scores)
     of_left: gl.constexpr = gl.DotOperandLayout(0, of_scores, 2)
-    zeros = gl.zeros([64, field(tiling, "block")], gl.float32, layout=of_scores)
+    zeros = gl.full([64, tiling.block], 0.0, gl.float32, layout=of_scores)
     count = 0
     done = 0
     lap = 0
@@ -186,20 +169,20 @@ def _own_queries(
         first, whole, whole_end, end, before, after = own_blocks(
             start, first, whole, whole_end, end, numbers, tiling, group
         )
-        count = passed_both(shared.k, shared.v, count, after, stages, others)
+        count = passed_both(shared.k, shared.v, count, after, tiling.stages, tiling.second)
         sums = no_sums(0, tiling)
         if first < end:
             i = start + 64 * group + gl.arange(0, 64, layout=of_rows)
             logs = logs_of(rows, element, i, numbers)
             delta = delta_of(rows, element, i, numbers)
-            there(shared.q, done, own)
-            queries = tiles_of(shared.q.buffers, done % own * groups + group, Q, tiling)
-            d_out = tiles_of(shared.d_out.buffers, done % own * groups + group, OUT, tiling)
+            there(shared.q, done, tiling.own)
+            queries = tiles_of(shared.q.buffers, done % tiling.own * tiling.groups + group, Q, tiling)
+            d_out = tiles_of(shared.d_out.buffers, done % tiling.own * tiling.groups + group, OUT, tiling)
             if _held(tiling):
                 # From here on their memory is for the next tile's.
                 queries = held(queries, 0, of_left, tiling)
                 d_out = held(d_out, 1, of_left, tiling)
-                released(shared.q, done, own)
+                released(shared.q, done, tiling.own)
             started, more = both_products(queries, d_out, shared.k, shared.v, count, zeros, K, V, tiling)
             products = warpgroup_mma_wait(parts(tiling, 1), deps=[started])
             partly = sides(end - 1, whole, whole_end)
@@ -207,8 +190,8 @@ def _own_queries(
                 products, shared, count, element, end - 1, partly, i, logs, numbers, tiling, group
             )
             d_weights = warpgroup_mma_wait(0, deps=[more])
-            if field(tiling, "second"):
-                released(shared.v, count, second_stages(tiling))
+            if tiling.second:
+                released(shared.v, count, tiling.second_stages)
             state = _State(sums, weights, slope, d_weights, count)
             for at in range(end - 1, first, -1):
                 state = _queries_step(
@@ -221,23 +204,23 @@ def _own_queries(
             )  # fmt: skip
             sums = state.sums
             count = state.count
-            if not (_held(tiling) or field(tiling, "wide")):
-                released(shared.q, done, own)
-            if not field(tiling, "wide"):
+            if not (_held(tiling) or tiling.wide):
+                released(shared.q, done, tiling.own)
+            if not tiling.wide:
                 done += 1
-        elif fetched and not field(tiling, "wide"):
+        elif fetched and not tiling.wide:
             # They came for the other group.
-            passed(shared.q, done, 1, own)
+            passed(shared.q, done, 1, tiling.own)
             done += 1
-        count = passed_both(shared.k, shared.v, count, before, stages, others)
+        count = passed_both(shared.k, shared.v, count, before, tiling.stages, tiling.second)
         row = start + 64 * group
-        if field(tiling, "wide"):
+        if tiling.wide:
             # It leaves from where the queries were.
-            there(shared.q, done, own)
-            mine = done % own * groups + group
+            there(shared.q, done, tiling.own)
+            mine = done % tiling.own * tiling.groups + group
             leave(dq_desc, out, mine, sums, scale, element, row, dtype, Q, numbers, tiling)
             tma.store_wait(0)
-            released(shared.q, done, own)
+            released(shared.q, done, tiling.own)
             done += 1
         else:
             # What was handed over for the tile before has to be read before it's overwritten.
@@ -256,14 +239,12 @@ def hopper_queries_kernel(
     If ``tiling.d_bias``, that of the bias, too, which then lacks no axis; but for blocks that aren't seen.
     """
     dtype: gl.constexpr = q_desc.dtype
-    groups: gl.constexpr = field(tiling, "groups")
-    stages: gl.constexpr = field(tiling, "stages")
-    own: gl.constexpr = field(tiling, "own")
-    q = pipe(q_desc, groups * own * boxes(tiling, Q), own, groups)
-    d_out = beside(q, d_out_desc, groups * own * boxes(tiling, OUT))
-    k = pipe(k_desc, stages * boxes(tiling, K), stages, groups)
+    groups: gl.constexpr = tiling.groups
+    q = pipe(q_desc, groups * tiling.own * boxes(tiling, Q), tiling.own, groups)
+    d_out = beside(q, d_out_desc, groups * tiling.own * boxes(tiling, OUT))
+    k = pipe(k_desc, tiling.stages * boxes(tiling, K), tiling.stages, groups)
     v = second_pipe(k, v_desc, V, tiling)
-    if field(tiling, "wide"):
+    if tiling.wide:
         out = q.buffers
     else:
         out = gl.allocate_shared_memory(dtype, [groups * boxes(tiling, Q)] + dq_desc.block_type.shape, dq_desc.layout)

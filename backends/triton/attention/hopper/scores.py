@@ -37,48 +37,43 @@ class Added(NamedTuple):
     mask: Any
 
 
-@gluon.constexpr_function
-def _varies(along, at):
-    return along[at]
-
-
 @gluon.jit
 def added_tiles(arrays, tiling: gl.constexpr):
     """Shared memory for so many stages of what comes in tiles, addresses of what doesn't; 0 for what there isn't."""
-    count: gl.constexpr = field(tiling, "stages") * field(tiling, "groups")
+    count: gl.constexpr = tiling.stages * tiling.groups
     bias = 0
-    if field(tiling, "bias_tiles"):
+    if tiling.bias_tiles:
         bias = gl.allocate_shared_memory(arrays.bias.dtype, [count] + arrays.bias.block_type.shape, arrays.bias.layout)
-    elif field(tiling, "bias") is not None:
+    elif tiling.bias is not None:
         bias = arrays.bias
     mask = 0
-    if field(tiling, "mask_tiles"):
+    if tiling.mask_tiles:
         mask = gl.allocate_shared_memory(arrays.mask.dtype, [count] + arrays.mask.block_type.shape, arrays.mask.layout)
-    elif field(tiling, "mask") is not None:
+    elif tiling.mask is not None:
         mask = arrays.mask
     return Added(bias, mask)
 
 
 @gluon.jit
 def fetch_added(arrays, tiles, stage, full, element, row, column, numbers, tiling: gl.constexpr):
-    """Have the tiles of a block copied, one for each warp group: ``added_bytes(tiling)`` in all."""
-    groups: gl.constexpr = field(tiling, "groups")
-    down: gl.constexpr = 0 if field(tiling, "turned") else 64
-    across: gl.constexpr = 64 if field(tiling, "turned") else 0
+    """Have the tiles of a block copied, one for each warp group: ``tiling.added_bytes`` in all."""
+    groups: gl.constexpr = tiling.groups
+    down: gl.constexpr = 0 if tiling.turned else 64
+    across: gl.constexpr = 64 if tiling.turned else 0
     for group in gl.static_range(groups):
         at = stage * groups + group
         i = row + down * group
         j = column + across * group
-        if field(tiling, "bias_tiles"):
+        if tiling.bias_tiles:
             fetch(arrays.bias, tiles.bias, at, full, element, i, BIAS, numbers, tiling, j)
-        if field(tiling, "mask_tiles"):
+        if tiling.mask_tiles:
             fetch(arrays.mask, tiles.mask, at, full, element, i, MASK, numbers, tiling, j)
 
 
 @gluon.jit
 def _tile(buffers, at, layout: gl.constexpr, tiling: gl.constexpr):
     tile = flat(buffers, at)
-    if field(tiling, "turned"):
+    if tiling.turned:
         tile = tile.permute((1, 0))
     return tile.load(layout)
 
@@ -91,9 +86,9 @@ def _few(pointer, places, along: gl.constexpr, element, i, j, numbers):
     b = element // numbers.third % numbers.second
     a = element // numbers.third // numbers.second
     pointer += a * places.first + b * places.second + c * places.third
-    if _varies(along, 0):
+    if along[0]:
         return gl.load(pointer + i.to(gl.int64) * places.position, mask=i < numbers.q_len, other=0)
-    elif _varies(along, 1):
+    elif along[1]:
         return gl.load(pointer + j.to(gl.int64) * places.position, mask=j < numbers.kv_len, other=0)
     else:
         return gl.load(pointer)
@@ -106,9 +101,9 @@ def bias_of(tiles, at, element, i, j, layout: gl.constexpr, numbers, tiling: gl.
     It is tile ``at`` of ``tiles``, or these are its address. Of ``i`` and ``j``, one is a column, the other a row.
     """
     bias = 0.0
-    if field(tiling, "bias_tiles"):
+    if tiling.bias_tiles:
         bias = _tile(tiles, at, layout, tiling)
-    elif field(tiling, "bias") is not None:
+    elif tiling.bias is not None:
         bias = _few(tiles, numbers.bias, field(tiling, "bias"), element, i, j, numbers)
     return bias
 
@@ -117,9 +112,9 @@ def bias_of(tiles, at, element, i, j, layout: gl.constexpr, numbers, tiling: gl.
 def mask_of(tiles, at, element, i, j, layout: gl.constexpr, numbers, tiling: gl.constexpr):
     """The same of the mask."""
     mask = 0
-    if field(tiling, "mask_tiles"):
+    if tiling.mask_tiles:
         mask = _tile(tiles, at, layout, tiling)
-    elif field(tiling, "mask") is not None:
+    elif tiling.mask is not None:
         mask = _few(tiles, numbers.mask, field(tiling, "mask"), element, i, j, numbers)
     return mask
 
@@ -127,7 +122,7 @@ def mask_of(tiles, at, element, i, j, layout: gl.constexpr, numbers, tiling: gl.
 @gluon.jit
 def added_of(tiles, stage, group: gl.constexpr, element, i, j, layout: gl.constexpr, numbers, tiling: gl.constexpr):
     """Bias and mask of a warp group's block of scores; see :func:`bias_of`."""
-    at = stage * field(tiling, "groups") + group
+    at = stage * tiling.groups + group
     bias = bias_of(tiles.bias, at, element, i, j, layout, numbers, tiling)
     return bias, mask_of(tiles.mask, at, element, i, j, layout, numbers, tiling)
 
@@ -145,15 +140,15 @@ def scored(products, bias, numbers, tiling: gl.constexpr):
     scores = products
     factor = numbers.scale
     slope = 1.0
-    if field(tiling, "softcap"):
+    if tiling.softcap:
         scores = _squashed(scores, numbers)
         slope = 1.0 - scores * scores
         factor = numbers.cap
-    if field(tiling, "bias") is not None:
+    if tiling.bias is not None:
         # A low bias is infinite as a power of two.
         nothing = gl.zeros_like(scores)
         bias = bias.to(gl.float32)
-        if not field(tiling, "bias_tiles"):
+        if not tiling.bias_tiles:
             bias = nothing + bias
         scores = gl.fma(scores, nothing + factor * LN2, bias)
         factor = LOG2E
@@ -164,7 +159,7 @@ def scored(products, bias, numbers, tiling: gl.constexpr):
 def highest(scores, bias, tiling: gl.constexpr):
     """The highest score of each row, which is :data:`LOWEST` where all are low, but not where all are infinite."""
     most = gl.max(scores, 1)
-    if field(tiling, "bias") is not None and bias.dtype != gl.float16:  # which has none that are low
+    if tiling.bias is not None and bias.dtype != gl.float16:  # which has none that are low
         most = gl.where((most < _LOW) & (most > float("-inf")), LOWEST, most)
     return most
 
@@ -176,7 +171,7 @@ def powers(scores, factor, logs, bias, tiling: gl.constexpr):
     Of rows with low scores only, that is of :data:`LOWEST` in place of each finite one. To look at each score takes too
     long; so these rows have another factor, and are told by ``logs``: their highest score, or the logarithm of the sum.
     """
-    if field(tiling, "bias") is not None and bias.dtype != gl.float16:
+    if tiling.bias is not None and bias.dtype != gl.float16:
         low = logs < (LOWEST + _LOW) / 2 * LOG2E
         factor = gl.where(low, _HARDLY, factor)
         logs = gl.where(low, logs - LOWEST * LOG2E, logs)
@@ -187,6 +182,6 @@ def powers(scores, factor, logs, bias, tiling: gl.constexpr):
 @gluon.jit
 def hidden(values, mask, value: gl.constexpr, tiling: gl.constexpr):
     """``values``, but ``value`` where the mask says so."""
-    if field(tiling, "mask") is not None:
+    if tiling.mask is not None:
         values = gl.where(mask != 0, values, value)
     return values

@@ -133,30 +133,36 @@ class HopperTiling:
         """Whether tiles of the mask are copied."""
         return self.mask == (True, True)
 
+    @property
+    def second_stages(self) -> int:
+        """Stages of the second of a block's two arrays."""
+        return self.second or self.stages
 
-@gluon.constexpr_function
-def own_bytes(tiling):
-    """Bytes of a tile of two arrays with features."""
-    return tiling.rows * (tiling.kept(0) + tiling.kept(1)) * ITEM * tiling.own
+    @property
+    def reused(self) -> bool:
+        """Whether the result leaves from where the queries were: there is no memory for both."""
+        return self.wide and self.alike
 
+    @property
+    def own_bytes(self) -> int:
+        """Bytes of a tile of two arrays with features."""
+        return self.rows * (self.kept(0) + self.kept(1)) * ITEM * self.own
 
-@gluon.constexpr_function
-def added_bytes(tiling):
-    """Bytes of the bias and the mask of a block."""
-    return tiling.rows * tiling.block * (tiling.bias_item * tiling.bias_tiles + tiling.mask_tiles)
+    @property
+    def added_bytes(self) -> int:
+        """Bytes of the bias and the mask of a block."""
+        return self.rows * self.block * (self.bias_item * self.bias_tiles + self.mask_tiles)
 
+    @property
+    def stage_bytes(self) -> int:
+        """Bytes of a block of two arrays with features, of the bias and the mask."""
+        return self.block * (self.kept(0) + self.kept(1)) * ITEM + self.added_bytes
 
-@gluon.constexpr_function
-def stage_bytes(tiling):
-    """Bytes of a block of two arrays with features, of the bias and the mask."""
-    return tiling.block * (tiling.kept(0) + tiling.kept(1)) * ITEM + added_bytes(tiling)
-
-
-@gluon.constexpr_function
-def pair_bytes(tiling):
-    """Bytes of a tile and a block of two arrays with features each, and of the mask."""
-    both = (tiling.rows + tiling.block) * (tiling.kept(0) + tiling.kept(1)) * ITEM
-    return both + tiling.rows * tiling.block * tiling.mask_tiles
+    @property
+    def pair_bytes(self) -> int:
+        """Bytes of a tile and a block of two arrays with features each, and of the mask."""
+        both = (self.rows + self.block) * (self.kept(0) + self.kept(1)) * ITEM
+        return both + self.rows * self.block * self.mask_tiles
 
 
 class Places(NamedTuple):
@@ -216,9 +222,3 @@ def boxes(tiling, operand):
 def box(tiling, operand):
     """Features of such a part."""
     return tiling.box(along(operand)) if along(operand) >= 0 else 0
-
-
-@gluon.constexpr_function
-def has(tiling, operand, axis):
-    """Whether one of :data:`OPERANDS` has a batch axis."""
-    return tiling.has[operand][axis]

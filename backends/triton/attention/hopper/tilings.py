@@ -18,8 +18,6 @@ from einops_fast.backends.triton.attention.hopper.tiles import (
     ITEM,
     OPERANDS,
     HopperTiling,
-    own_bytes,
-    stage_bytes,
 )
 from einops_fast.backends.triton.attention.problem import Problem
 from einops_fast.planning.cost import ITEM_SIZES
@@ -250,8 +248,8 @@ def shared_bytes(tiling: HopperTiling) -> int:
     """Return the bytes of two arrays' tiles, of all blocks, and of rows' numbers where blocks have queries."""
     rows = 2 * tiling.block * ITEM_SIZES["float32"] if tiling.turned else 0
     fewer = tiling.stages - tiling.second if tiling.second else 0
-    blocks = tiling.stages * (stage_bytes(tiling) + rows) - fewer * tiling.block * tiling.kept(1) * ITEM
-    return int(own_bytes(tiling) + blocks)
+    blocks = tiling.stages * (tiling.stage_bytes + rows) - fewer * tiling.block * tiling.kept(1) * ITEM
+    return tiling.own_bytes + blocks
 
 
 def bytes_of_one(tiling: HopperTiling) -> int:

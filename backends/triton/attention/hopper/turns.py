@@ -11,7 +11,6 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from einops_fast.backends.triton.attention.hopper.pipes import pipe_of, released, there
 from einops_fast.backends.triton.attention.hopper.tiles import COPYING
 from einops_fast.backends.triton.device.barriers import barrier
-from einops_fast.backends.triton.device.indexing import field
 
 
 @gluon.jit
@@ -25,31 +24,29 @@ def in_groups(work: gl.constexpr, given, copy: gl.constexpr, copied, tiling: gl.
 
     What threads have written to shared memory by now is seen by all.
     """
-    groups: gl.constexpr = field(tiling, "groups")
-    registers: gl.constexpr = field(tiling, "group_registers")
     fence_async_shared()
     barrier()
     # One by one: the compiler keeps no list of functions.
-    if groups == 1:
+    if tiling.groups == 1:
         gl.warp_specialize([(_do, (work, given, 0)), (_do, (copy, copied, tiling))], [1], [COPYING])
-    elif groups == 2:
+    elif tiling.groups == 2:
         gl.warp_specialize(
             [(_do, (work, given, 0)), (_do, (work, given, 1)), (_do, (copy, copied, tiling))],
             [4, 1],
-            [registers, COPYING],
+            [tiling.group_registers, COPYING],
         )
     else:
         gl.warp_specialize(
             [(_do, (work, given, 0)), (_do, (work, given, 1)), (_do, (work, given, 2)), (_do, (copy, copied, tiling))],
             [4, 4, 1],
-            [registers, registers, COPYING],
+            [tiling.group_registers, tiling.group_registers, COPYING],
         )
 
 
 @gluon.jit
 def turns_of(tiling: gl.constexpr):
     """A barrier for each warp group, which tells it that the one before it has begun its products."""
-    groups: gl.constexpr = field(tiling, "groups")
+    groups: gl.constexpr = tiling.groups
     barriers = gl.allocate_shared_memory(gl.int64, [groups, 1], mbarrier.MBarrierLayout())
     for group in gl.static_range(groups):
         mbarrier.init(barriers.index(group), count=1)
@@ -59,16 +56,15 @@ def turns_of(tiling: gl.constexpr):
 @gluon.jit
 def my_turn(turns, count, group: gl.constexpr, tiling: gl.constexpr):
     """Wait until all other groups have begun their products up to block ``count``, or for the first, the one before."""
-    if field(tiling, "turns"):
+    if tiling.turns:
         mbarrier.wait(turns.index(group), count & 1 ^ (1 if group == 0 else 0))
 
 
 @gluon.jit
 def next_turn(turns, group: gl.constexpr, tiling: gl.constexpr):
     """Let the next group begin its products."""
-    groups: gl.constexpr = field(tiling, "groups")
-    if field(tiling, "turns"):
-        mbarrier.arrive(turns.index((group + 1) % groups))
+    if tiling.turns:
+        mbarrier.arrive(turns.index((group + 1) % tiling.groups))
 
 
 _NOTED = gl.constexpr(8)

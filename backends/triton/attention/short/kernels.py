@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from einops_fast.backends.triton.attention.arguments import RUNTIME, Call, Lengths, Numbers
+from einops_fast.backends.triton.attention.arguments import RUNTIME, Call
 from einops_fast.backends.triton.attention.general.gradients import row_logs, score_gradient, store_sum, weights_again
 from einops_fast.backends.triton.attention.general.loading import (
     added,
@@ -40,7 +40,6 @@ from einops_fast.backends.triton.attention.general.score import (
     scored,
     seed_of,
 )
-from einops_fast.backends.triton.device.indexing import field
 from einops_fast.backends.triton.device.offsets import counted, kept_type
 
 
@@ -101,17 +100,17 @@ def _result_of_element(number, bias, arrays, call, f: tl.constexpr, block_m: tl.
     score = tl.where(allowed(i, j, segments, head, call, f), score, float("-inf"))
     score = score * factor_of(call, f)
     most = tl.max(score, 1)[:, None]
-    if field(f, "sinks"):
-        place = counted(number, call.sizes, strides.sinks, 0, field(f, "axes"))
+    if f.sinks:
+        place = counted(number, call.sizes, strides.sinks, 0, f.axes)
         sink = tl.load(call.extras.sinks + place).to(acc) * LOG2E
         most = tl.maximum(most, sink)
     # A row that sees nothing, or weights of -inf only.
     reference = tl.where(most == float("-inf"), 0.0, most)
     weights = tl.exp2(score - reference)
     total = tl.sum(weights, 1)[:, None]
-    if field(f, "sinks"):
+    if f.sinks:
         total += tl.exp2(sink - reference)
-    if field(f, "dropout"):
+    if f.dropout:
         weights = dropped(weights, i, j, seed_of(call, f), head, call, f)
     divisor = tl.where(total == 0, 1.0, total)
     found = added(no_sums(block_m, f, "v_head"), weights.to(values[0].dtype), values, f, "v_head")
@@ -124,22 +123,19 @@ def _result_of_element(number, bias, arrays, call, f: tl.constexpr, block_m: tl.
 @triton.jit(do_not_specialize=[*RUNTIME, "summed", "parts"])
 def short_forward_kernel(
     q, k, v, out, lse, extras, strides, sizes, sharing, summed, parts,
-    q_len, kv_len, heads, together, q_rows, kv_rows, scale, cap, left, right, drop,
-    f: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr,
+    lengths, numbers, f: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr,
 ):  # fmt: skip
     """Write the result and the logarithms of rows' sums; ``sharing`` is ``None`` where a program has one element."""
-    lengths = Lengths(q_len, kv_len, heads, together, q_rows, kv_rows)
-    call = Call(extras, strides, sizes, lengths, Numbers(scale, cap, left, right, drop))
-    axes: tl.constexpr = field(f, "axes")
+    call = Call(extras, strides, sizes, lengths, numbers)
     arrays = (q, k, v, out, lse)
     if sharing is None:
         _result_of_element(tl.program_id(0), None, arrays, call, f, block_m, block_n)
     else:
-        first, begin, end = _elements_of(sharing, summed, parts, axes)
+        first, begin, end = _elements_of(sharing, summed, parts, f.axes)
         bias = _bias_of(first, call, f, block_m, block_n)
         # What doesn't depend on the element stays where it is: outside the loop, it would take registers.
         for step in tl.range(begin, end, disable_licm=True):
-            _result_of_element(_sharer(first, step, sharing, axes), bias, arrays, call, f, block_m, block_n)
+            _result_of_element(_sharer(first, step, sharing, f.axes), bias, arrays, call, f, block_m, block_n)
 
 
 @triton.jit
@@ -171,7 +167,6 @@ def _gradients_of_element(
     total, number, bias, arrays, gradients, call, f: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr
 ):
     """Write the gradients of one batch element, and add that of its scores before the softcap to ``total``."""
-    axes: tl.constexpr = field(f, "axes")
     q, k, v, d_out, lse, d_lse, delta = arrays
     dq, dk, dv, d_bias = gradients
     strides = call.strides
@@ -187,8 +182,8 @@ def _gradients_of_element(
     d_score = score_gradient(weights, kept, d_weights, row_delta, f)
     zero = tl.full((), 0, tl.int64)
     if d_bias is not None:
-        place = counted(number, call.sizes, strides.d_bias, 0, axes) + (i + zero) * strides.d_bias[axes]
-        place += (j + zero) * strides.d_bias[axes + 1]
+        place = counted(number, call.sizes, strides.d_bias, 0, f.axes) + (i + zero) * strides.d_bias[f.axes]
+        place += (j + zero) * strides.d_bias[f.axes + 1]
         exists = (i < head.q_len) & (j < head.kv_len)
         tl.store(d_bias + place, d_score.to(d_bias.dtype.element_ty), mask=exists)
     factor = scale_of(call, f)
@@ -196,12 +191,12 @@ def _gradients_of_element(
     if dv is not None:
         kept = tl.trans(kept.to(d_rows[0].dtype))
         d_values = added(no_sums(block_n, f, "v_head"), kept, d_rows, f, "v_head")
-        dv = dv + counted(number, call.sizes, strides.dv, 0, axes)
+        dv = dv + counted(number, call.sizes, strides.dv, 0, f.axes)
         store_keys(dv, strides.dv, key, key < head.kv_len, d_values, f, "v_head")
     gradient = (d_score * derivative).to(queries[0].dtype)
     if dk is not None:
         d_keys = _gradient(tl.trans(gradient), queries, factor, f, "head")
-        dk = dk + counted(number, call.sizes, strides.dk, 0, axes)
+        dk = dk + counted(number, call.sizes, strides.dk, 0, f.axes)
         store_keys(dk, strides.dk, key, key < head.kv_len, d_keys, f, "head")
     if dq is not None:
         d_queries = _gradient(gradient, keys, factor, f, "head")
@@ -212,29 +207,26 @@ def _gradients_of_element(
 @triton.jit(do_not_specialize=[*RUNTIME, "summed", "parts"])
 def short_gradients_kernel(
     q, k, v, d_out, lse, d_lse, delta, dq, dk, dv, d_bias, sums, extras, strides, sizes, sharing, summed, parts,
-    q_len, kv_len, heads, together, q_rows, kv_rows, scale, cap, left, right, drop,
-    f: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr,
+    lengths, numbers, f: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr,
 ):  # fmt: skip
     """Write all gradients that there are arrays for; and ``delta``, if there is one for it.
 
     That of a bias with all axes goes to ``d_bias``, of others to ``sums``, in ``parts``.
     """
-    lengths = Lengths(q_len, kv_len, heads, together, q_rows, kv_rows)
-    call = Call(extras, strides, sizes, lengths, Numbers(scale, cap, left, right, drop))
-    axes: tl.constexpr = field(f, "axes")
+    call = Call(extras, strides, sizes, lengths, numbers)
     arrays = (q, k, v, d_out, lse, d_lse, delta)
     gradients = (dq, dk, dv, d_bias)
     total = tl.zeros((block_m, block_n), kept_type(f))
     if sharing is None:
         _gradients_of_element(total, tl.program_id(0), None, arrays, gradients, call, f, block_m, block_n)
     else:
-        first, begin, end = _elements_of(sharing, summed, parts, axes)
+        first, begin, end = _elements_of(sharing, summed, parts, f.axes)
         bias = _bias_of(first, call, f, block_m, block_n)
         # What doesn't depend on the element stays where it is: outside the loop, it would take registers.
         for step in tl.range(begin, end, disable_licm=True):
-            number = _sharer(first, step, sharing, axes)
+            number = _sharer(first, step, sharing, f.axes)
             total = _gradients_of_element(total, number, bias, arrays, gradients, call, f, block_m, block_n)
         if sums is not None:
             part = tl.program_id(1) * (tl.full((), 0, tl.int64) + strides.parts[0])
-            into = sums + counted(first, sizes, strides.d_bias, 0, axes) + part
+            into = sums + counted(first, sizes, strides.d_bias, 0, f.axes) + part
             store_sum(into, total, 0, 0, call, f)

@@ -16,7 +16,6 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from einops_fast.backends.triton.contraction.boxes.tiles import (
     ROWS,
-    dim_of,
     flat_box,
     part_of,
     place_of,
@@ -38,12 +37,12 @@ def _bias_has_rows(tiling):
 @gluon.jit
 def _bias(bias, place, tiling: gl.constexpr, run: gl.constexpr, count: gl.constexpr, layout: gl.constexpr):
     """So many elements of the bias along axis ``run`` of the result, from a place in it on."""
-    for at in gl.static_range(field(field(tiling, "out"), "rank")):
-        if field(tiling, "bias")[at] != 0:
-            bias += place[at] * field(tiling, "bias")[at]
+    for at in gl.static_range(field(tiling.out, "rank")):
+        if tiling.bias[at] != 0:
+            bias += place[at] * tiling.bias[at]
     along = gl.arange(0, count, layout=layout)
-    exists = place[run] + along < field(dim_of(field(tiling, "out"), run), "size")
-    return gl.load(bias + along * field(tiling, "bias")[run], mask=exists, other=0)
+    exists = place[run] + along < tiling.out.dims[run].size
+    return gl.load(bias + along * tiling.bias[run], mask=exists, other=0)
 
 
 @gluon.jit
@@ -53,7 +52,7 @@ def bias_of(bias, number, own: gl.constexpr, columns_on: gl.constexpr, width: gl
         batch, row, column = tile_of(number, tiling)
         place = place_of(field(tiling, "out"), batch, row, column, 0, part_of(tiling, own), columns_on)
         by_rows: gl.constexpr = _bias_has_rows(tiling)
-        run: gl.constexpr = run_of(field(tiling, "out"), 1 if by_rows else 2)
+        run: gl.constexpr = run_of(tiling.out, 1 if by_rows else 2)
         layout: gl.constexpr = gl.SliceLayout(1 if by_rows else 0, product_layout(width))
         found = _bias(bias, place, tiling, run, 64 if by_rows else width, layout)
     else:
@@ -81,12 +80,10 @@ def beginning(found, width: gl.constexpr, tiling: gl.constexpr):
 def put(product, further, results, own: gl.constexpr, tiling: gl.constexpr):
     """Leave a warp group's rows of a tile in shared memory, both parts, rounded."""
     c, c_rest = results
-    width: gl.constexpr = field(tiling, "width")
-    rest: gl.constexpr = field(tiling, "rest")
-    turned: gl.constexpr = field(field(tiling, "out"), "turned")
-    flat_box(c.index(own), 64, width, turned).store(product.to(c.dtype))
+    rest: gl.constexpr = tiling.rest
+    flat_box(c.index(own), 64, tiling.width, tiling.out.turned).store(product.to(c.dtype))
     if rest > 0:
-        flat_box(c_rest.index(own), 64, rest, turned).store(further.to(c.dtype))
+        flat_box(c_rest.index(own), 64, rest, tiling.out.turned).store(further.to(c.dtype))
     fence_async_shared()
 
 
@@ -97,8 +94,8 @@ def hand_over(arrays, results, batch, row, column, own: gl.constexpr, tiling: gl
     c, c_rest = results
     place = place_of(field(tiling, "out"), batch, row, column, 0, part_of(tiling, own), 0)
     tma.async_copy_shared_to_global(out, place, c.index(own))
-    if field(tiling, "rest") > 0:
-        place = place_of(field(tiling, "out_rest"), batch, row, column, 0, part_of(tiling, own), field(tiling, "width"))
+    if tiling.rest > 0:
+        place = place_of(field(tiling, "out_rest"), batch, row, column, 0, part_of(tiling, own), tiling.width)
         tma.async_copy_shared_to_global(out_rest, place, c_rest.index(own))
 
 
@@ -126,26 +123,26 @@ def write(
 
     To the result, or to an array with sums of all parts, one after the other, each of which lies as the result does.
     """
-    out: gl.constexpr = field(tiling, "out")
+    out: gl.constexpr = tiling.out
     layout: gl.constexpr = _written_layout(tiling, width)
     product = gl.convert_layout(product.to(array.dtype.element_ty), layout)
     batch, row, column = tile_of(number, tiling)
     place = place_of(out, batch, row, column, 0, part_of(tiling, own), columns_on)
-    down: gl.constexpr = run_of(field(tiling, "out"), 1)
-    across: gl.constexpr = run_of(field(tiling, "out"), 2)
+    down: gl.constexpr = run_of(tiling.out, 1)
+    across: gl.constexpr = run_of(tiling.out, 2)
     rows = gl.arange(0, 64, layout=gl.SliceLayout(1, layout))
     columns = gl.arange(0, width, layout=gl.SliceLayout(0, layout))
-    row_exists = (place[down] + rows < field(dim_of(out, down), "size"))[:, None]
-    exists = row_exists & (place[across] + columns < field(dim_of(out, across), "size"))[None, :]
-    if field(tiling, "split") > 1:
-        array += (number // field(tiling, "places")).to(gl.int64) * field(tiling, "reach")
+    row_exists = (place[down] + rows < out.dims[down].size)[:, None]
+    exists = row_exists & (place[across] + columns < out.dims[across].size)[None, :]
+    if tiling.split > 1:
+        array += (number // tiling.places).to(gl.int64) * tiling.reach
     for at in gl.static_range(field(out, "rank")):
-        array += place[at].to(gl.int64) * field(dim_of(out, at), "stride")
+        array += place[at].to(gl.int64) * out.dims[at].stride
         if at != down and at != across:
             # One group's rows may lie beyond the last ones along another axis.
-            exists &= place[at] < field(dim_of(out, at), "size")
-    downwards = rows * field(dim_of(out, down), "stride")
-    places = array + downwards[:, None] + (columns * field(dim_of(out, across), "stride"))[None, :]
+            exists &= place[at] < out.dims[at].size
+    downwards = rows * out.dims[down].stride
+    places = array + downwards[:, None] + (columns * out.dims[across].stride)[None, :]
     gl.store(places, product, mask=exists)
 
 
@@ -178,12 +175,11 @@ def _leave(
 
     ``again`` if the piece before, of another tile, took the same one.
     """
-    view: gl.constexpr = field(tiling, "out_piece")
     box = c.index(2 * own + turn % 2)
     # What the box had before has been read when at most the other one is still on its way.
     tma.store_wait(0 if again else 1)
     barrier()
-    flat_box(box, 64, piece.shape[1], field(view, "turned")).store(piece)
+    flat_box(box, 64, piece.shape[1], tiling.out_piece.turned).store(piece)
     fence_async_shared()
     tma.async_copy_shared_to_global(array, place, box)
 
@@ -192,11 +188,11 @@ def _leave(
 def finish_in_pieces(product, further, arrays, c, batch, row, column, own: gl.constexpr, tiling: gl.constexpr):
     """Have a warp group's rows of a tile activated and written by columns: while some leave, the next are activated."""
     out, before, _, _ = arrays
-    view: gl.constexpr = field(tiling, "out_piece")
-    epilogue: gl.constexpr = field(tiling, "epilogue")
-    keeps: gl.constexpr = field(epilogue, "keeps") if epilogue is not None else False
-    found = _in_pieces(product, field(tiling, "pieces"))
-    if field(tiling, "rest") > 0:
+    view: gl.constexpr = tiling.out_piece
+    epilogue: gl.constexpr = tiling.epilogue
+    keeps: gl.constexpr = epilogue.keeps if epilogue is not None else False
+    found = _in_pieces(product, tiling.pieces)
+    if tiling.rest > 0:
         found = found + (further,)
     odd: gl.constexpr = len(found) % 2 == 1 and not keeps
     for at in gl.static_range(len(found)):
@@ -217,14 +213,9 @@ _LEAD = gl.constexpr(2)
 
 
 @gluon.constexpr_function
-def _pieces(columns):
-    return columns // 32
-
-
-@gluon.constexpr_function
 def last_meanwhile(tiling):
     """The step of the next tile at which a tile is written."""
-    return _LEAD + _pieces(tiling.width + tiling.rest)
+    return _LEAD + (tiling.width + tiling.rest) // 32
 
 
 @gluon.jit
@@ -245,12 +236,11 @@ def activate_meanwhile(step, number, arrays, results, own: gl.constexpr, tiling:
     """
     out, _, out_rest, _ = arrays
     c, c_rest = results
-    workers: gl.constexpr = field(tiling, "workers")
-    pieces: gl.constexpr = _pieces(field(tiling, "width"))
-    further: gl.constexpr = _pieces(field(tiling, "rest"))
+    pieces: gl.constexpr = tiling.width // 32
+    further: gl.constexpr = tiling.rest // 32
     at = step - _LEAD
     if (at >= 0) & (at < pieces):
-        _activate_piece(c, own * pieces + at, workers * pieces, tiling)
+        _activate_piece(c, own * pieces + at, tiling.workers * pieces, tiling)
     elif step == last_meanwhile(tiling):
         fence_async_shared()
         barrier()
@@ -258,8 +248,8 @@ def activate_meanwhile(step, number, arrays, results, own: gl.constexpr, tiling:
         hand_over((out, out_rest), results, batch, row, column, own, tiling)
     elif (at >= pieces) & (at < pieces + further):
         if further > 0:
-            _activate_piece(c_rest, own * further + at - pieces, workers * further, tiling)
+            _activate_piece(c_rest, own * further + at - pieces, tiling.workers * further, tiling)
     elif step == _LEAD - 1:
-        if field(field(tiling, "epilogue"), "keeps"):
+        if tiling.epilogue.keeps:
             tma.store_wait(0)
         barrier()

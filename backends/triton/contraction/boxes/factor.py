@@ -11,14 +11,7 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from einops_fast.backends.triton.contraction.boxes.tiles import (
-    CONTRACTED,
-    dim_of,
-    part_of,
-    place_of,
-    product_layout,
-    run_of,
-)
+from einops_fast.backends.triton.contraction.boxes.tiles import CONTRACTED, part_of, place_of, product_layout, run_of
 from einops_fast.backends.triton.device.indexing import field
 
 
@@ -49,20 +42,20 @@ def _layout(tiling):
 @gluon.jit
 def factor_of(factor, batch, row, step, own: gl.constexpr, tiling: gl.constexpr):
     """The factor of each of a warp group's rows, or of each of a step's positions; something, if there is none."""
-    if field(tiling, "factored"):
-        view: gl.constexpr = field(tiling, "factor")
+    if tiling.factored:
+        view: gl.constexpr = tiling.factor
         along = gl.arange(0, _elements(tiling), layout=_layout(tiling))
         place = place_of(view, batch, row, 0, step, part_of(tiling, own), 0)
         places = along * 0
         exists = along >= 0
         for at in gl.static_range(field(view, "rank")):
-            factor += place[at].to(gl.int64) * field(dim_of(view, at), "stride")
+            factor += place[at].to(gl.int64) * view.dims[at].stride
             # One group's rows may lie beyond the last ones along another axis.
             position = place[at]
-            if field(dim_of(view, at), "box") > 1:
-                places += along * field(dim_of(view, at), "stride")
+            if view.dims[at].box > 1:
+                places += along * view.dims[at].stride
                 position += along
-            exists &= position < field(dim_of(view, at), "size")
+            exists &= position < view.dims[at].size
         found = gl.load(factor + places, mask=exists, other=0)
     else:
         found = 0
@@ -90,9 +83,9 @@ def multiplied(kept, found, batch, row, step, own: gl.constexpr, tiling: gl.cons
         product = kept * found[:, None]
     if _is_ragged(tiling):
         # Beyond the axis there is 0, and infinity times that is no number.
-        view: gl.constexpr = field(tiling, "left")
+        view: gl.constexpr = tiling.left
         run: gl.constexpr = _run(tiling)
-        along = gl.arange(0, field(tiling, "depth"), layout=gl.SliceLayout(0, left_layout(field(tiling, "width"))))
+        along = gl.arange(0, tiling.depth, layout=gl.SliceLayout(0, left_layout(tiling.width)))
         along += place_of(view, batch, row, 0, step, part_of(tiling, own), 0)[run]
-        product = gl.where((along < field(dim_of(view, run), "size"))[None, :], product, 0.0).to(kept.dtype)
+        product = gl.where((along < view.dims[run].size)[None, :], product, 0.0).to(kept.dtype)
     return product

@@ -34,14 +34,7 @@ from einops_fast.backends.triton.contraction.boxes.epilogue import (
     write,
 )
 from einops_fast.backends.triton.contraction.boxes.factor import factor_of, left_layout, multiplied
-from einops_fast.backends.triton.contraction.boxes.tiles import (
-    flat_box,
-    is_fresh,
-    part_of,
-    place_of,
-    steps_of,
-    tile_of,
-)
+from einops_fast.backends.triton.contraction.boxes.tiles import flat_box, is_fresh, part_of, place_of, steps_of, tile_of
 from einops_fast.backends.triton.contraction.matrix_product import activated
 from einops_fast.backends.triton.device.barriers import barrier
 from einops_fast.backends.triton.device.indexing import field, take_turn
@@ -53,8 +46,8 @@ def _load_right(rights, batch, row, column, step, slot, ready, tiling: gl.conste
     right, right_rest, b, b_rest = rights
     place = place_of(field(tiling, "right"), batch, row, column, step, 0, 0)
     tma.async_copy_global_to_shared(right, place, ready, b.index(slot))
-    if field(tiling, "rest") > 0:
-        place = place_of(field(tiling, "right_rest"), batch, row, column, step, 0, field(tiling, "width"))
+    if tiling.rest > 0:
+        place = place_of(field(tiling, "right_rest"), batch, row, column, step, 0, tiling.width)
         tma.async_copy_global_to_shared(right_rest, place, ready, b_rest.index(slot))
 
 
@@ -65,28 +58,25 @@ def _load(copying, tiling: gl.constexpr):
     a, b, b_rest = operands
     rights = (right, right_rest, b, b_rest)
     full, empty, there, _turn = barriers
-    groups: gl.constexpr = field(tiling, "groups")
-    stages: gl.constexpr = field(tiling, "stages")
-    rest: gl.constexpr = field(tiling, "rest")
-    resident: gl.constexpr = field(tiling, "resident")
+    groups: gl.constexpr = tiling.groups
     left_bytes: gl.constexpr = left.block_type.nbytes * groups
-    right_bytes: gl.constexpr = right.block_type.nbytes + (right_rest.block_type.nbytes if rest > 0 else 0)
+    right_bytes: gl.constexpr = right.block_type.nbytes + (right_rest.block_type.nbytes if tiling.rest > 0 else 0)
     count = 0
-    for number in range(gl.program_id(0), field(tiling, "total"), gl.num_programs(0)):
+    for number in range(gl.program_id(0), tiling.total, gl.num_programs(0)):
         batch, row, column = tile_of(number, tiling)
         begin, end = steps_of(number, tiling)
         for step in range(begin, end):
-            stage = count % stages
+            stage = count % tiling.stages
             ready = full.index(stage)
             fresh = is_fresh(step, begin, tiling)
-            mbarrier.wait(empty.index(stage), count // stages & 1 ^ 1)
-            if resident:
+            mbarrier.wait(empty.index(stage), count // tiling.stages & 1 ^ 1)
+            if tiling.resident:
                 mbarrier.expect(ready, left_bytes)
                 if number < gl.num_programs(0):
                     mbarrier.expect(there.index(step), right_bytes)
                     _load_right(rights, batch, row, column, step, step, there.index(step), tiling)
             else:
-                if field(tiling, "repeats") > 1:
+                if tiling.repeats > 1:
                     mbarrier.expect(ready, right_bytes, pred=fresh == 0)
                 mbarrier.expect(ready, left_bytes + right_bytes, pred=fresh)
                 _load_right(rights, batch, row, column, step, stage, ready, tiling)
@@ -103,59 +93,53 @@ def _multiply(shared, tiling: gl.constexpr, own: gl.constexpr):
     out, before, out_rest, before_rest = arrays
     a, b, b_rest = operands
     full, empty, there, turn = barriers
-    epilogue: gl.constexpr = field(tiling, "epilogue")
-    groups: gl.constexpr = field(tiling, "groups")
-    turns: gl.constexpr = field(tiling, "turns")
-    stages: gl.constexpr = field(tiling, "stages")
-    width: gl.constexpr = field(tiling, "width")
-    depth: gl.constexpr = field(tiling, "depth")
-    rest: gl.constexpr = field(tiling, "rest")
-    left_turned: gl.constexpr = field(field(tiling, "left"), "turned")
-    right_turned: gl.constexpr = field(field(tiling, "right"), "turned")
-    meanwhile: gl.constexpr = field(tiling, "meanwhile")
-    steps: gl.constexpr = field(tiling, "depths")
+    epilogue: gl.constexpr = tiling.epilogue
+    width: gl.constexpr = tiling.width
+    depth: gl.constexpr = tiling.depth
+    rest: gl.constexpr = tiling.rest
+    right_turned: gl.constexpr = tiling.right.turned
     # Registers with a left operand are read as long as it is multiplied.
-    in_flight: gl.constexpr = 0 if field(tiling, "factored") else 1
-    if field(tiling, "factored"):
+    in_flight: gl.constexpr = 0 if tiling.factored else 1
+    if tiling.factored:
         kept = gl.zeros([64, depth], a.dtype, layout=left_layout(width))
     count = 0
     lap = 0
     waiting = -1
     first = gl.program_id(0)
-    apart = gl.num_programs(0) * turns
-    if turns > 1:
+    apart = gl.num_programs(0) * tiling.turns
+    if tiling.turns > 1:
         # The steps of the tiles in between are the other one's.
         first += own * gl.num_programs(0)
-        count += own * steps
-    earliest = gl.minimum(first, field(tiling, "total") - 1)
+        count += own * tiling.depths
+    earliest = gl.minimum(first, tiling.total - 1)
     added = bias_of(third, earliest, own, 0, width, tiling)
     added_further = bias_of(third, earliest, own, width, rest, tiling)
-    for number in range(first, field(tiling, "total"), apart):
+    for number in range(first, tiling.total, apart):
         batch, row, column = tile_of(number, tiling)
         product = beginning(added, width, tiling)
         further = beginning(added_further, rest, tiling)
         begin, end = steps_of(number, tiling)
         found = factor_of(third, batch, row, begin, own, tiling)
-        if turns > 1:
+        if tiling.turns > 1:
             # What the other one has waited for tells apart the times that a stage is filled.
             mbarrier.wait(turn.index(own), (lap + 1 - own) & 1)
             lap += 1
         for step in range(begin, end):
-            stage = count % stages
-            mbarrier.wait(full.index(stage), count // stages & 1)
+            stage = count % tiling.stages
+            mbarrier.wait(full.index(stage), count // tiling.stages & 1)
             slot = stage
-            if field(tiling, "resident"):
+            if tiling.resident:
                 slot = step
                 mbarrier.wait(there.index(step), 0)
-            left = flat_box(a.index(stage * groups + part_of(tiling, own)), 64, depth, left_turned)
-            if field(tiling, "factored"):
+            left = flat_box(a.index(stage * tiling.groups + part_of(tiling, own)), 64, depth, tiling.left.turned)
+            if tiling.factored:
                 if is_fresh(step, begin, tiling):
                     kept = left.load(left_layout(width))
                 left = multiplied(kept, found, batch, row, step, own, tiling)
                 found = factor_of(third, batch, row, gl.minimum(step + 1, end - 1), own, tiling)
             product = warpgroup_mma(left, flat_box(b.index(slot), depth, width, right_turned), product, is_async=True)
             if rest > 0:
-                if field(tiling, "factored"):
+                if tiling.factored:
                     left = gl.convert_layout(left, left_layout(rest))
                 right = flat_box(b_rest.index(slot), depth, rest, right_turned)
                 further = warpgroup_mma(left, right, further, is_async=True)
@@ -163,48 +147,48 @@ def _multiply(shared, tiling: gl.constexpr, own: gl.constexpr):
                 product, further = warpgroup_mma_wait(2 * in_flight, deps=[product, further])
             else:
                 product = warpgroup_mma_wait(in_flight, deps=[product])
-            mbarrier.arrive(empty.index((count + stages - 1) % stages), pred=step > begin)
-            if meanwhile:
+            mbarrier.arrive(empty.index((count + tiling.stages - 1) % tiling.stages), pred=step > begin)
+            if tiling.meanwhile:
                 activate_meanwhile(gl.where(waiting < 0, -1, step), waiting, arrays, results, own, tiling)
             count += 1
-        if turns > 1:
+        if tiling.turns > 1:
             mbarrier.arrive(turn.index(1 - own))
         if rest > 0:
             product, further = warpgroup_mma_wait(0, deps=[product, further])
         else:
             product = warpgroup_mma_wait(0, deps=[product])
-        mbarrier.arrive(empty.index((count + stages - 1) % stages))
-        if turns > 1:
-            count += steps
+        mbarrier.arrive(empty.index((count + tiling.stages - 1) % tiling.stages))
+        if tiling.turns > 1:
+            count += tiling.depths
         # The next tile's bias is on its way while this one ends.
-        following = gl.minimum(number + apart, field(tiling, "total") - 1)
+        following = gl.minimum(number + apart, tiling.total - 1)
         added = bias_of(third, following, own, 0, width, tiling)
         added_further = bias_of(third, following, own, width, rest, tiling)
-        if epilogue is not None and not meanwhile and field(tiling, "pieces") == 1:
+        if epilogue is not None and not tiling.meanwhile and tiling.pieces == 1:
             product = activated(product, epilogue, a.dtype)
             if rest > 0:
                 further = activated(further, epilogue, a.dtype)
-        if field(tiling, "by_threads"):
+        if tiling.by_threads:
             write(product, written, number, own, 0, width, tiling)
             if rest > 0:
                 write(further, written, number, own, width, rest, tiling)
-        elif field(tiling, "pieces") > 1:
+        elif tiling.pieces > 1:
             finish_in_pieces(product, further, arrays, results[0], batch, row, column, own, tiling)
         else:
-            if meanwhile:
+            if tiling.meanwhile:
                 if waiting >= 0:
-                    for step in range(steps, last_meanwhile(tiling) + 1):
+                    for step in range(tiling.depths, last_meanwhile(tiling) + 1):
                         activate_meanwhile(step, waiting, arrays, results, own, tiling)
                 waiting = number
             # What was handed over for the tile before has to be read before it's overwritten.
             tma.store_wait(0)
             barrier()
             put(product, further, results, own, tiling)
-            if not meanwhile:
+            if not tiling.meanwhile:
                 hand_over((out, out_rest), results, batch, row, column, own, tiling)
-            elif field(epilogue, "keeps"):
+            elif epilogue.keeps:
                 hand_over((before, before_rest), results, batch, row, column, own, tiling)
-    if meanwhile:
+    if tiling.meanwhile:
         for step in range(last_meanwhile(tiling) + 1):
             activate_meanwhile(step, waiting, arrays, results, own, tiling)
     tma.store_wait(0)
@@ -223,37 +207,34 @@ def box_kernel(
     there.
     """
     take_turn(tiling)
-    dtype: gl.constexpr = left.dtype
-    groups: gl.constexpr = field(tiling, "groups")
-    stages: gl.constexpr = field(tiling, "stages")
-    rest: gl.constexpr = field(tiling, "rest")
-    a = gl.allocate_shared_memory(dtype, [stages * groups] + left.block_type.shape, left.layout)
-    slots: gl.constexpr = field(tiling, "depths") if field(tiling, "resident") else stages
-    b = gl.allocate_shared_memory(dtype, [slots] + right.block_type.shape, right.layout)
+    stages: gl.constexpr = tiling.stages
+    a = gl.allocate_shared_memory(left.dtype, [stages * tiling.groups] + left.block_type.shape, left.layout)
+    slots: gl.constexpr = tiling.depths if tiling.resident else stages
+    b = gl.allocate_shared_memory(left.dtype, [slots] + right.block_type.shape, right.layout)
     b_rest = b
-    if rest > 0:
-        b_rest = gl.allocate_shared_memory(dtype, [slots] + right_rest.block_type.shape, right_rest.layout)
+    if tiling.rest > 0:
+        b_rest = gl.allocate_shared_memory(left.dtype, [slots] + right_rest.block_type.shape, right_rest.layout)
     c = b
     c_rest = b
-    workers: gl.constexpr = field(tiling, "workers")
-    if not field(tiling, "by_threads"):
-        boxes: gl.constexpr = workers if field(tiling, "pieces") == 1 else 2 * workers
-        c = gl.allocate_shared_memory(dtype, [boxes] + out.block_type.shape, out.layout)
-        if rest > 0 and field(tiling, "pieces") == 1:
-            c_rest = gl.allocate_shared_memory(dtype, [workers] + out_rest.block_type.shape, out_rest.layout)
+    workers: gl.constexpr = tiling.workers
+    if not tiling.by_threads:
+        boxes: gl.constexpr = workers if tiling.pieces == 1 else 2 * workers
+        c = gl.allocate_shared_memory(left.dtype, [boxes] + out.block_type.shape, out.layout)
+        if tiling.rest > 0 and tiling.pieces == 1:
+            c_rest = gl.allocate_shared_memory(left.dtype, [workers] + out_rest.block_type.shape, out_rest.layout)
     full = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(stages):
         mbarrier.init(full.index(stage), count=1)
-        mbarrier.init(empty.index(stage), count=groups)
+        mbarrier.init(empty.index(stage), count=tiling.groups)
     # Those of the right operand's boxes, where they stay; and of whose turn it is.
     there = full
-    if field(tiling, "resident"):
+    if tiling.resident:
         there = gl.allocate_shared_memory(gl.int64, [slots, 1], mbarrier.MBarrierLayout())
         for slot in gl.static_range(slots):
             mbarrier.init(there.index(slot), count=1)
     turn = full
-    if field(tiling, "turns") > 1:
+    if tiling.turns > 1:
         turn = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
         mbarrier.init(turn.index(0), count=1)
         mbarrier.init(turn.index(1), count=1)
@@ -265,8 +246,8 @@ def box_kernel(
     barrier()
     shared = (arrays, third, written, operands, results, barriers)
     copying = (left, right, right_rest, operands, barriers)
-    warps: gl.constexpr = field(tiling, "worker_warps")
-    registers: gl.constexpr = field(tiling, "worker_registers")
+    warps: gl.constexpr = tiling.worker_warps
+    registers: gl.constexpr = tiling.worker_registers
     if workers > 1:
         gl.warp_specialize(
             [(_multiply, (shared, tiling, 0)), (_multiply, (shared, tiling, 1)), (_load, (copying, tiling))],

@@ -205,31 +205,25 @@ def product_layout(width):
 
 
 @gluon.constexpr_function
-def dim_of(view, at):
-    """One axis of an array."""
-    return view.dims[at]
-
-
-@gluon.constexpr_function
 def run_of(view, role):
     """Along which axis of an array a box extends, of those of a role."""
     return next(at for at, dim in enumerate(view.dims) if dim.role == role and dim.box > 1)
 
 
 @gluon.jit
-def _position(dim: gl.constexpr, batch, row, column, step, group, columns_on: gl.constexpr):
+def _position(view: gl.constexpr, at: gl.constexpr, batch, row, column, step, group, columns_on: gl.constexpr):
     """Where a box begins along one axis."""
-    if field(dim, "role") == 0:
+    if view.dims[at].role == 0:
         index = batch
-    elif field(dim, "role") == 1:
+    elif view.dims[at].role == 1:
         index = row
-    elif field(dim, "role") == 2:
+    elif view.dims[at].role == 2:
         index = column
     else:
         index = step
-    position = index // field(dim, "divisor") % field(dim, "count") * field(dim, "step")
-    position += group * field(dim, "shift")
-    if field(dim, "role") == 2 and field(dim, "box") > 1:
+    position = index // view.dims[at].divisor % view.dims[at].count * view.dims[at].step
+    position += group * view.dims[at].shift
+    if view.dims[at].role == 2 and view.dims[at].box > 1:
         position += columns_on
     return position
 
@@ -239,7 +233,7 @@ def place_of(view: gl.constexpr, batch, row, column, step, group, columns_on: gl
     """Where a warp group's box begins, so many columns into the tile."""
     place = ()
     for at in gl.static_range(field(view, "rank")):
-        place = place + (_position(dim_of(view, at), batch, row, column, step, group, columns_on),)
+        place = place + (_position(view, at, batch, row, column, step, group, columns_on),)
     return place
 
 
@@ -252,9 +246,8 @@ def part_of(tiling, own):
 @gluon.jit
 def is_fresh(step, begin, tiling: gl.constexpr):
     """Whether a step has other boxes of the left operand than the step before."""
-    repeats: gl.constexpr = field(tiling, "repeats")
-    if repeats > 1:
-        fresh = (step == begin) | (step % repeats == 0)
+    if tiling.repeats > 1:
+        fresh = (step == begin) | (step % tiling.repeats == 0)
     else:
         fresh = True
     return fresh
@@ -263,26 +256,24 @@ def is_fresh(step, begin, tiling: gl.constexpr):
 @gluon.jit
 def steps_of(number, tiling: gl.constexpr):
     """The first step of a tile, and the first that isn't of it any more."""
-    steps: gl.constexpr = field(tiling, "depths")
-    split: gl.constexpr = field(tiling, "split")
-    if split > 1:
-        each: gl.constexpr = (steps + split - 1) // split
-        begin = number // field(tiling, "places") * each
-        end = gl.minimum(begin + each, steps)
+    if tiling.split > 1:
+        each: gl.constexpr = (tiling.depths + tiling.split - 1) // tiling.split
+        begin = number // tiling.places * each
+        end = gl.minimum(begin + each, tiling.depths)
     else:
         begin = number * 0
-        end = begin + steps
+        end = begin + tiling.depths
     return begin, end
 
 
 @gluon.jit
 def tile_of(number, tiling: gl.constexpr):
     """Batch, row tile and column tile of a tile's number: in swaths of rows; one part after the other."""
-    if field(tiling, "split") > 1:
-        number = number % field(tiling, "places")
-    rows: gl.constexpr = field(tiling, "tiles")[1]
-    columns: gl.constexpr = field(tiling, "tiles")[2]
-    row_tile, column_tile = in_swaths(number % (rows * columns), rows, columns, field(tiling, "swath"))
+    if tiling.split > 1:
+        number = number % tiling.places
+    rows: gl.constexpr = tiling.tiles[1]
+    columns: gl.constexpr = tiling.tiles[2]
+    row_tile, column_tile = in_swaths(number % (rows * columns), rows, columns, tiling.swath)
     return number // (rows * columns), row_tile, column_tile
 
 

@@ -70,21 +70,19 @@ def _link(tiling, at):
 @triton.jit
 def chain_kernel(arrays, out, tiling: tl.constexpr, acc_type: tl.constexpr, upcast: tl.constexpr):
     """Write the tiles of the result. ``upcast`` is as in the contraction kernel."""
-    rows: tl.constexpr = field(tiling, "rows")
-    columns: tl.constexpr = field(tiling, "columns")
-    across: tl.constexpr = field(tiling, "across")
-    wide: tl.constexpr = field(tiling, "wide")
-    operands: tl.constexpr = field(tiling, "operands")
+    rows: tl.constexpr = tiling.rows
+    columns: tl.constexpr = tiling.columns
+    wide: tl.constexpr = tiling.wide
+    operands: tl.constexpr = tiling.operands
     last: tl.constexpr = operands - 1
 
-    row_tiles: tl.constexpr = field(rows, "tiles")
-    parts: tl.constexpr = field(tiling, "parts")
+    row_tiles: tl.constexpr = rows.tiles
     program = tl.program_id(0)
     if wide:
         # Positions that are counted from it may need 64 bits, too.
         program = program.to(tl.int64)
-    batch = program // (row_tiles * parts)
-    row_tile, part = in_swaths(program % (row_tiles * parts), row_tiles, parts, field(tiling, "swath"))
+    batch = program // (row_tiles * tiling.parts)
+    row_tile, part = in_swaths(program % (row_tiles * tiling.parts), row_tiles, tiling.parts, tiling.swath)
     only = part * 0  # the number of the tile where there is one
 
     a = load_tile(
@@ -99,8 +97,8 @@ def chain_kernel(arrays, out, tiling: tl.constexpr, acc_type: tl.constexpr, upca
 
     right = arrays[last] + counted(batch, field(tiling, "batch"), 1, True)
     out += counted(batch, field(tiling, "batch"), 2, True)
-    begin = part * across
-    for column_tile in range(begin, min(begin + across, field(columns, "tiles"))):
+    begin = part * tiling.across
+    for column_tile in range(begin, min(begin + tiling.across, columns.tiles)):
         b = load_tile(right, only, _link(tiling, last - 1), column_tile, columns, 1, wide)
         tile = matrix_product(a, b, None, field(tiling, "precision"), acc_type, upcast)
         store_tile(out, tile, row_tile, column_tile, tiling, columns)

@@ -125,15 +125,14 @@ def reduce_kernel(arrays, out, numbers, tiling: tl.constexpr, acc_type: tl.const
 
     Of complex numbers, which have two ``parts``, arrays are those of their parts.
     """
-    free: tl.constexpr = field(tiling, "free")
-    summed: tl.constexpr = field(tiling, "summed")
-    wide: tl.constexpr = field(tiling, "wide")
+    free: tl.constexpr = tiling.free
+    summed: tl.constexpr = tiling.summed
     split = told(numbers, field(tiling, "split"))
-    operands: tl.constexpr = field(tiling, "operands")
+    operands: tl.constexpr = tiling.operands
     take_turn(tiling)
     tile = tl.program_id(0)
     part = tl.program_id(1)
-    if wide:
+    if tiling.wide:
         # Positions that are counted from these may need 64 bits, too.
         tile = tile.to(tl.int64)
         part = part.to(tl.int64)
@@ -148,11 +147,11 @@ def reduce_kernel(arrays, out, numbers, tiling: tl.constexpr, acc_type: tl.const
     real = tl.zeros((f0, f1, s0, s1), acc_type)
     imaginary = tl.zeros((f0, f1, s0, s1), acc_type)
     for step in range(begin, end):
-        place = block_offsets(tile, free, step, summed, 0, wide, numbers)
+        place = block_offsets(tile, free, step, summed, 0, tiling.wide, numbers)
         exists = block_inside(tile, free, step, summed, 0, numbers)
         product = _read(arrays[0], place, exists, tiling, 0, acc_type, parts)
         for at in tl.static_range(1, operands):
-            place = block_offsets(tile, free, step, summed, at, wide, numbers)
+            place = block_offsets(tile, free, step, summed, at, tiling.wide, numbers)
             exists = block_inside(tile, free, step, summed, at, numbers)
             product = _times(product, _read(arrays[at], place, exists, tiling, at, acc_type, parts))
         if _ragged(tiling):
@@ -166,9 +165,9 @@ def reduce_kernel(arrays, out, numbers, tiling: tl.constexpr, acc_type: tl.const
             if parts == 2:
                 imaginary += product[1]
     total = _summed(real, s0, s1)
-    if may_exceed(field(tiling, "split"), 1):
+    if may_exceed(tiling.split, 1):
         out += parts * part.to(tl.int64) * told(numbers, field(tiling, "reach"))
-    place = block_offsets(tile, free, 0, summed, operands, wide, numbers)
+    place = block_offsets(tile, free, 0, summed, operands, tiling.wide, numbers)
     exists = block_inside(tile, free, 0, summed, operands, numbers)
     if parts == 2:
         total = tl.join(total, _summed(imaginary, s0, s1))

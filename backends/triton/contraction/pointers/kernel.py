@@ -92,86 +92,83 @@ def contract_kernel(
     ``before`` is for the sums as they are before the activation where an epilogue keeps them, and else any array.
     ``upcast`` multiplies in float32: Triton's interpreter is wrong about products of bfloat16.
     """
-    rows: tl.constexpr = field(tiling, "rows")
-    columns: tl.constexpr = field(tiling, "columns")
-    contracted: tl.constexpr = field(tiling, "contracted")
-    wide: tl.constexpr = field(tiling, "wide")
-    in_two: tl.constexpr = field(tiling, "in_two")
+    rows: tl.constexpr = tiling.rows
+    columns: tl.constexpr = tiling.columns
+    contracted: tl.constexpr = tiling.contracted
     split = told(numbers, field(tiling, "split"))
-    swath: tl.constexpr = field(tiling, "swath")
 
     row_tiles = told(numbers, field(rows, "tiles"))
     column_tiles = told(numbers, field(columns, "tiles"))
     take_turn(tiling)
     program = tl.program_id(0)
     part = tl.program_id(1)
-    if wide:
+    if tiling.wide:
         # Positions that are counted from these may need 64 bits, too.
         program = program.to(tl.int64)
         part = part.to(tl.int64)
     batch = program // (row_tiles * column_tiles)
     program = program % (row_tiles * column_tiles)
-    row_tile, column_tile = in_swaths(program, row_tiles, column_tiles, swath)
+    row_tile, column_tile = in_swaths(program, row_tiles, column_tiles, tiling.swath)
 
     # Batch offsets are always 64 bits wide: they are scalars, which cost nothing.
     left += counted(batch, field(tiling, "batch"), 0, True, numbers)
     right += counted(batch, field(tiling, "batch"), 1, True, numbers)
     placed = counted(batch, field(tiling, "batch"), 2, True, numbers)
     out += placed
-    if field(tiling, "factored") or has_bias(tiling):
+    if tiling.factored or has_bias(tiling):
         third += counted(batch, field(tiling, "batch"), 3, True, numbers)
-    left_rows = tile_offsets(row_tile, rows, 0, wide, numbers)[:, None]
+    left_rows = tile_offsets(row_tile, rows, 0, tiling.wide, numbers)[:, None]
     row_inside = inside(row_tile, rows, numbers)[:, None]
 
     product = _beginning(third, row_tile, column_tile, tiling, columns, numbers, acc_type)
-    if in_two:
+    if tiling.in_two:
         further = _beginning(third, row_tile, column_tile, tiling, field(tiling, "rest"), numbers, acc_type)
     chunk: tl.constexpr = _chunk(tiling, left.dtype.element_ty)
     in_chunks: tl.constexpr = may_exceed(chunk, 0)
     if in_chunks:
         total = tl.zeros_like(product)
-        if in_two:
+        if tiling.in_two:
             further_total = tl.zeros_like(further)
     all_steps = told(numbers, field(contracted, "tiles"))
     steps = (all_steps + split - 1) // split
     begin = part * steps
     for step in range(begin, min(begin + steps, all_steps)):
         a = tl.load(
-            left + left_rows + tile_offsets(step, contracted, 0, wide, numbers)[None, :],
+            left + left_rows + tile_offsets(step, contracted, 0, tiling.wide, numbers)[None, :],
             mask=row_inside & inside(step, contracted, numbers)[None, :],
             other=0,
         )
-        if field(tiling, "factored"):
+        if tiling.factored:
             # Where it lacks the axes of the tile, one element serves the whole run.
             other = tl.load(
                 third
-                + tile_offsets(row_tile, rows, 3, wide, numbers)[:, None]
-                + run_offsets(step, contracted, 3, wide, numbers)[None, :],
+                + tile_offsets(row_tile, rows, 3, tiling.wide, numbers)[:, None]
+                + run_offsets(step, contracted, 3, tiling.wide, numbers)[None, :],
                 mask=row_inside & run_inside(step, contracted, 3, numbers)[None, :],
                 other=0,
             )
             multiplied = a.to(acc_type) * other.to(acc_type)
             a = tl.where(inside(step, contracted, numbers)[None, :], multiplied, 0).to(a.dtype)
-        b = load_tile(right, step, contracted, column_tile, columns, 1, wide, numbers)
+        b = load_tile(right, step, contracted, column_tile, columns, 1, tiling.wide, numbers)
         product = _with_product(product, a, b, tiling, acc_type, upcast)
-        if in_two:
-            b = load_tile(right, step, contracted, column_tile, field(tiling, "rest"), 1, wide, numbers)
+        if tiling.in_two:
+            b = load_tile(right, step, contracted, column_tile, field(tiling, "rest"), 1, tiling.wide, numbers)
             further = _with_product(further, a, b, tiling, acc_type, upcast)
         if in_chunks and (step - begin) % told(numbers, chunk) == told(numbers, chunk) - 1:
             total += product
             product = tl.zeros_like(product)
-            if in_two:
+            if tiling.in_two:
                 further_total += further
                 further = tl.zeros_like(further)
 
     if in_chunks:
         product += total
-        if in_two:
+        if tiling.in_two:
             further += further_total
-    if may_exceed(field(tiling, "split"), 1):
+    if may_exceed(tiling.split, 1):
         out += part.to(tl.int64) * told(numbers, field(tiling, "reach"))
     _finish(out, before + placed, product, row_tile, column_tile, tiling, columns, numbers)
-    if in_two:
+    if tiling.in_two:
         _finish(out, before + placed, further, row_tile, column_tile, tiling, field(tiling, "rest"), numbers)
 
 
@@ -186,13 +183,12 @@ def _beginning(
     bias, row_tile, column_tile, tiling: tl.constexpr, columns: tl.constexpr, numbers, acc_type: tl.constexpr
 ):
     """What the products are added to: the bias, if there is one."""
-    rows: tl.constexpr = field(tiling, "rows")
-    wide: tl.constexpr = field(tiling, "wide")
+    rows: tl.constexpr = tiling.rows
     found = tl.zeros((field(rows, "block"), field(columns, "block")), acc_type)
     if has_bias(tiling):
         place = (
-            run_offsets(row_tile, rows, 3, wide, numbers)[:, None]
-            + run_offsets(column_tile, columns, 3, wide, numbers)[None, :]
+            run_offsets(row_tile, rows, 3, tiling.wide, numbers)[:, None]
+            + run_offsets(column_tile, columns, 3, tiling.wide, numbers)[None, :]
         )
         exists = run_inside(row_tile, rows, 3, numbers)[:, None] & run_inside(column_tile, columns, 3, numbers)[None, :]
         found += tl.load(bias + place, mask=exists, other=0).to(acc_type)
@@ -202,23 +198,18 @@ def _beginning(
 @triton.jit
 def _finish(out, before, product, row_tile, column_tile, tiling: tl.constexpr, columns: tl.constexpr, numbers):
     """Store a tile as its epilogue says."""
-    epilogue: tl.constexpr = field(tiling, "epilogue")
+    epilogue: tl.constexpr = tiling.epilogue
     if epilogue is not None:
-        if field(epilogue, "keeps"):
+        if epilogue.keeps:
             store_tile(before, product, row_tile, column_tile, tiling, columns, numbers)
         product = activated(product, epilogue, out.dtype.element_ty)
     store_tile(out, product, row_tile, column_tile, tiling, columns, numbers)
 
 
-@triton.constexpr_function
-def _is_integer(dtype):
-    return dtype.is_int()
-
-
 @triton.jit
 def _with_product(total, a, b, tiling: tl.constexpr, acc_type: tl.constexpr, upcast: tl.constexpr):
     """The sum of ``total`` and a matrix product. That of integers, which may wrap around, is made one by one."""
-    if _is_integer(acc_type):
+    if acc_type.is_int():
         # The contracted axis is the slowest, so that each thread adds up products of its own.
         total += tl.sum(tl.trans(a.to(acc_type))[:, :, None] * b.to(acc_type)[:, None, :], 0)
     else:

@@ -39,12 +39,6 @@ def _part(tiling, operand, part):
 
 
 @gluon.constexpr_function
-def _layout(tiling, name, *at):
-    """One of a tiling's layouts."""
-    return getattr(tiling, name)(*at)
-
-
-@gluon.constexpr_function
 def _sums_layout(tiling, number, name="sums_layout"):
     """That of the sums of one part of the rows and one of the columns."""
     return getattr(tiling, name)(*divmod(number, len(tiling.parts_of(1))))
@@ -96,9 +90,7 @@ def _buffers(tiling: gl.constexpr, operand: gl.constexpr):
     found = ()
     for part in gl.static_range(_parts(tiling, operand)):
         found = found + (
-            gl.allocate_shared_memory(
-                gl.float32, _shape(tiling, operand, part), _layout(tiling, "shared_layout", operand, part)
-            ),
+            gl.allocate_shared_memory(gl.float32, _shape(tiling, operand, part), tiling.shared_layout(operand, part)),
         )
     return found
 
@@ -114,7 +106,7 @@ def _fetch(buffers, array, tile, step, at, tiling: gl.constexpr, operand: gl.con
 def _fetch_part(
     buffer, array, tile, step, tiling: gl.constexpr, operand: gl.constexpr, part: gl.constexpr
 ):  # fmt: skip
-    layout: gl.constexpr = _layout(tiling, "loading_layout", operand, part)
+    layout: gl.constexpr = tiling.loading_layout(operand, part)
     down, down_inside = _places(tile, _part(tiling, operand, part), operand, gl.SliceLayout(1, layout))
     across, across_inside = _places(step, field(tiling, "contracted"), operand, gl.SliceLayout(0, layout))
     async_copy.async_copy_global_to_shared(
@@ -133,10 +125,10 @@ def _numbers(buffers, at, k: gl.constexpr, tiling: gl.constexpr, operand: gl.con
 
 @gluon.jit
 def _vectors(buffer, k: gl.constexpr, tiling: gl.constexpr, operand: gl.constexpr, part: gl.constexpr):
-    layout: gl.constexpr = _layout(tiling, "vector_layout", operand, part)
-    if _layout(tiling, "in_runs", operand, part):
+    layout: gl.constexpr = tiling.vector_layout(operand, part)
+    if tiling.in_runs(operand, part):
         # Two contracted positions, which are neighbours in shared memory.
-        first, second = gl.split(buffer.slice(k, 2, 1).load(_layout(tiling, "reading_layout", operand, part, 2)))
+        first, second = gl.split(buffer.slice(k, 2, 1).load(tiling.reading_layout(operand, part, 2)))
         found = (
             gl.convert_layout(first, layout, assert_trivial=True),
             gl.convert_layout(second, layout, assert_trivial=True),
@@ -144,8 +136,8 @@ def _vectors(buffer, k: gl.constexpr, tiling: gl.constexpr, operand: gl.constexp
     else:
         found = ()
         for at in gl.static_range(field(tiling, "at_once")):
-            one = buffer.slice(k + at, 1, 1).load(_layout(tiling, "reading_layout", operand, part, 1))
-            one = gl.reshape(one, [_layout(tiling, "block_of", operand, part)])
+            one = buffer.slice(k + at, 1, 1).load(tiling.reading_layout(operand, part, 1))
+            one = gl.reshape(one, [tiling.block_of(operand, part)])
             found = found + (gl.convert_layout(one, layout, assert_trivial=True),)
     return found
 
@@ -172,8 +164,8 @@ def _with_products(sums, left, right, tiling: gl.constexpr):
 @gluon.jit
 def _places(tile, role: gl.constexpr, array: gl.constexpr, layout: gl.constexpr):
     """Offsets of a tile along one of its dimensions, and which positions exist."""
-    run = gl.arange(0, field(role, "block"), layout=layout)
-    every = gl.full([field(role, "block")], True, gl.int1, layout=layout)
+    run = gl.arange(0, role.block, layout=layout)
+    every = gl.full([role.block], True, gl.int1, layout=layout)
     offsets = offsets_at(run, tile, role, array, False) + gl.zeros_like(run)
     return offsets, inside_at(run, every, tile, role)
 
@@ -188,7 +180,7 @@ def _store(out, sums, row_tile, column_tile, tiling: gl.constexpr):
 def _store_part(
     out, sums, row_tile, column_tile, tiling: gl.constexpr, row_part: gl.constexpr, column_part: gl.constexpr
 ):  # fmt: skip
-    layout: gl.constexpr = _layout(tiling, "out_layout", row_part, column_part)
+    layout: gl.constexpr = tiling.out_layout(row_part, column_part)
     sums = gl.convert_layout(sums, layout)
     down, down_inside = _places(row_tile, _part(tiling, 0, row_part), 2, gl.SliceLayout(1, layout))
     across, across_inside = _places(column_tile, _part(tiling, 1, column_part), 2, gl.SliceLayout(0, layout))
@@ -198,12 +190,10 @@ def _store_part(
 @gluon.jit
 def _placed(number, tiling: gl.constexpr):
     """Index along the batch axes, row tile and column tile of a tile's number."""
-    row_tiles: gl.constexpr = field(field(tiling, "rows"), "tiles")
-    column_tiles: gl.constexpr = field(field(tiling, "columns"), "tiles")
+    row_tiles: gl.constexpr = tiling.rows.tiles
+    column_tiles: gl.constexpr = tiling.columns.tiles
     batch = number // (row_tiles * column_tiles)
-    row_tile, column_tile = in_swaths(
-        number % (row_tiles * column_tiles), row_tiles, column_tiles, field(tiling, "swath")
-    )
+    row_tile, column_tile = in_swaths(number % (row_tiles * column_tiles), row_tiles, column_tiles, tiling.swath)
     return batch, row_tile, column_tile
 
 
@@ -217,7 +207,7 @@ def _batch(array, batch, at: gl.constexpr, tiling: gl.constexpr):
 def _fetch_both(left, right, a, b, at, program, begin, tiling: gl.constexpr):
     """Have the tiles of a program's step copied."""
     batch, row_tile, column_tile = _placed(program, tiling)
-    stage = at % field(tiling, "stages")
+    stage = at % tiling.stages
     _fetch(a, _batch(left, batch, 0, tiling), row_tile, begin + at, stage, tiling, 0)
     _fetch(b, _batch(right, batch, 1, tiling), column_tile, begin + at, stage, tiling, 1)
 
@@ -230,53 +220,49 @@ def fma_kernel(
 
     ``third``, ``before`` and ``upcast`` aren't used.
     """
-    contracted: gl.constexpr = field(tiling, "contracted")
-    split: gl.constexpr = field(tiling, "split")
-    chunk: gl.constexpr = field(tiling, "chunk")
-    depth: gl.constexpr = field(contracted, "block")
-    steps: gl.constexpr = (field(contracted, "tiles") + split - 1) // split
+    steps: gl.constexpr = (tiling.contracted.tiles + tiling.split - 1) // tiling.split
     take_turn(tiling)
     program = gl.program_id(0)
     part = gl.program_id(1)
     begin = part * steps
-    count = gl.minimum(begin + steps, field(contracted, "tiles")) - begin
-    if split > 1:
-        out += part.to(gl.int64) * field(tiling, "reach")
+    count = gl.minimum(begin + steps, tiling.contracted.tiles) - begin
+    if tiling.split > 1:
+        out += part.to(gl.int64) * tiling.reach
 
     a, b = _buffers(tiling, 0), _buffers(tiling, 1)
     sums = _sums(tiling)
-    if chunk > 0:
+    if tiling.chunk > 0:
         totals = _totals(_sums(tiling), tiling)
     for first in gl.static_range(field(tiling, "stages")):
         if first < count:
             _fetch_both(left, right, a, b, first, program, begin, tiling)
         async_copy.commit_group()
-    async_copy.wait_group(field(tiling, "stages") - 1)
+    async_copy.wait_group(tiling.stages - 1)
     barrier()
     some, others = _numbers(a, 0, 0, tiling, 0), _numbers(b, 0, 0, tiling, 1)
     for at in range(0, count):
         # Numbers are read while those before them are multiplied.
-        for k in gl.static_range(0, depth - field(tiling, "at_once"), field(tiling, "at_once")):
-            next_some = _numbers(a, at % field(tiling, "stages"), k + field(tiling, "at_once"), tiling, 0)
-            next_others = _numbers(b, at % field(tiling, "stages"), k + field(tiling, "at_once"), tiling, 1)
+        for k in gl.static_range(0, tiling.contracted.block - tiling.at_once, field(tiling, "at_once")):
+            next_some = _numbers(a, at % tiling.stages, k + tiling.at_once, tiling, 0)
+            next_others = _numbers(b, at % tiling.stages, k + tiling.at_once, tiling, 1)
             sums = _with_products(sums, some, others, tiling)
             some, others = next_some, next_others
         # The next tiles have come, and all threads have read these ones.
-        async_copy.wait_group(field(tiling, "stages") - 2)
+        async_copy.wait_group(tiling.stages - 2)
         barrier()
-        next_some = _numbers(a, (at + 1) % field(tiling, "stages"), 0, tiling, 0)
-        next_others = _numbers(b, (at + 1) % field(tiling, "stages"), 0, tiling, 1)
-        if at + field(tiling, "stages") < count:
-            _fetch_both(left, right, a, b, at + field(tiling, "stages"), program, begin, tiling)
+        next_some = _numbers(a, (at + 1) % tiling.stages, 0, tiling, 0)
+        next_others = _numbers(b, (at + 1) % tiling.stages, 0, tiling, 1)
+        if at + tiling.stages < count:
+            _fetch_both(left, right, a, b, at + tiling.stages, program, begin, tiling)
         async_copy.commit_group()
         sums = _with_products(sums, some, others, tiling)
         some, others = next_some, next_others
-        if chunk > 0 and at % chunk == chunk - 1:
+        if tiling.chunk > 0 and at % tiling.chunk == tiling.chunk - 1:
             added = _with_totals(sums, totals, tiling)
             for each in gl.static_range(len(added)):
                 totals[each].store(added[each])
             sums = _sums(tiling)
-    if chunk > 0:
+    if tiling.chunk > 0:
         sums = _with_totals(sums, totals, tiling)
     batch, row_tile, column_tile = _placed(program, tiling)
     _store(_batch(out, batch, 2, tiling), sums, row_tile, column_tile, tiling)

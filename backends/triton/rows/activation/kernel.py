@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from einops_fast.backends.triton.device.indexing import field
 from einops_fast.backends.triton.device.offsets import kept_type
 from einops_fast.backends.triton.rows.rows import RowFeatures
 from einops_fast.backends.triton.rows.tiles import (
@@ -92,7 +91,7 @@ def _sigmoid_and_slope(x, f: tl.constexpr):
 
     That has a twentieth more instructions, for which half-precision numbers would wait.
     """
-    if field(f, "digits") < 24:
+    if f.digits < 24:
         large = _sigmoid(x)
         small = 1.0 - large
         found = large
@@ -113,7 +112,7 @@ def _tail(x, f: tl.constexpr):
     bfloat16; beyond, it goes on falling. That has a third as many steps as ``erf``, and no division.
     """
     z = tl.minimum(tl.abs(x), 16.0)
-    if field(f, "digits") > 8:
+    if f.digits > 8:
         power = 2.65318740e-05 * z - 6.67779474e-04
         power = power * z + 7.53540732e-03
         power = power * z - 5.21274470e-02
@@ -133,12 +132,11 @@ def _activated_few_digits(x, f: tl.constexpr):
 
     At the end of a matrix product, each costs about a cycle of the tensor cores' time, wherever it is put.
     """
-    kind: tl.constexpr = field(f, "kind")
-    if kind == "gelu":
+    if f.kind == "gelu":
         tail, z = _tail(x, f)
         # The first is what relu makes of a number, and NaN of -infinity, as it is by torch.
         found = 0.5 * x + 0.5 * tl.abs(x) - z * tail
-    elif kind == "silu":
+    elif f.kind == "silu":
         found = x * _reciprocal(1.0 + _exp2(x * -_LOG2_E))
     else:
         found = x * _reciprocal(1.0 + _exp2(x * (-_TANH_LOG2_E - _TANH_LOG2_E * 0.044715 * (x * x))))
@@ -148,26 +146,25 @@ def _activated_few_digits(x, f: tl.constexpr):
 @triton.jit
 def activated_tile(x, f: tl.constexpr):
     """The activation of a tile in the type that is computed in."""
-    kind: tl.constexpr = field(f, "kind")
     found = x
     # A comparison with NaN is False, so that NaN stays.
-    if kind == "relu":
+    if f.kind == "relu":
         found = tl.where(x <= 0, 0.0, x)
-    elif kind == "leaky_relu":
+    elif f.kind == "leaky_relu":
         found = tl.where(x < 0, x / 100, x)
-    elif field(f, "digits") < 24 and (kind == "gelu" or kind == "gelu_tanh" or kind == "silu"):
+    elif f.digits < 24 and (f.kind == "gelu" or f.kind == "gelu_tanh" or f.kind == "silu"):
         found = _activated_few_digits(x, f)
-    elif kind == "gelu":
+    elif f.kind == "gelu":
         found = x * (tl.erf(x * _HALF_ROOT) + 1.0) * 0.5
-    elif kind == "gelu_tanh":
+    elif f.kind == "gelu_tanh":
         found = x * _sigmoid(x * _TANH * (1.0 + 0.044715 * x * x))
-    elif kind == "squared_relu":
+    elif f.kind == "squared_relu":
         found = tl.where(x <= 0, 0.0, x * x)
-    elif kind == "smelu":
+    elif f.kind == "smelu":
         found = tl.where(x <= -2, 0.0, tl.where(x >= 2, x, (x + 2) * (x + 2) / 8))
-    elif kind == "star_relu":
+    elif f.kind == "star_relu":
         found = tl.where(x <= 0, 0.0, x * x) * 0.8944 - 0.4472
-    elif kind == "silu":
+    elif f.kind == "silu":
         found = x * _sigmoid(x)
     return found
 
@@ -175,28 +172,27 @@ def activated_tile(x, f: tl.constexpr):
 @triton.jit
 def _slope(x, f: tl.constexpr):
     """The derivative."""
-    kind: tl.constexpr = field(f, "kind")
     found = tl.full(x.shape, 1.0, x.dtype)
-    if kind == "relu":
+    if f.kind == "relu":
         found = tl.where(x <= 0, 0.0, found)
-    elif kind == "leaky_relu":
+    elif f.kind == "leaky_relu":
         found = tl.where(x > 0, found, 0.01)
-    elif kind == "gelu":
-        if field(f, "digits") < 24:
+    elif f.kind == "gelu":
+        if f.digits < 24:
             tail, _ = _tail(x, f)
             found = tl.where(x < 0, tail, 1.0 - tail) + x * tl.exp(-0.5 * x * x) * _DENSITY
         else:
             found = (tl.erf(x * _HALF_ROOT) + 1.0) * 0.5 + x * tl.exp(-0.5 * x * x) * _DENSITY
-    elif kind == "gelu_tanh":
+    elif f.kind == "gelu_tanh":
         s, slope = _sigmoid_and_slope(x * _TANH * (1.0 + 0.044715 * x * x), f)
         found = s + x * slope * ((1.0 + 3 * 0.044715 * x * x) * _TANH)
-    elif kind == "squared_relu":
+    elif f.kind == "squared_relu":
         found = tl.where(x <= 0, 0.0, 2 * x)
-    elif kind == "smelu":
+    elif f.kind == "smelu":
         found = tl.where(x <= -2, 0.0, tl.where(x >= 2, found, (x + 2) / 4))
-    elif kind == "star_relu":
+    elif f.kind == "star_relu":
         found = tl.where(x <= 0, 0.0, 2 * x) * 0.8944
-    elif kind == "silu":
+    elif f.kind == "silu":
         s, slope = _sigmoid_and_slope(x, f)
         found = s + x * slope
     return found
@@ -233,7 +229,7 @@ def activation_kernel(
     b = load_parameter(bias, strides.bias, column, columns)
     exists = (row < rows)[:, None] & (column < columns)[None, :]
     found = activated_tile(_inputs(x, bias, b, row, column, exists, sizes, strides, f), f)
-    if field(f, "dropout"):
+    if f.dropout:
         place = row_place(row, sizes, strides.place, f)
         found = dropped_tile(found, kept_tile(place, start, strides.place, seed, drop, f, block), drop, f)
     store_tile(out, found, row_place(row, sizes, strides.out, f), column, strides.out, exists, f)
@@ -256,10 +252,10 @@ def activation_gradient_kernel(
         row = tile * together + tl.arange(0, together)
         exists = (row < rows)[:, None] & (column < columns)[None, :]
         back = load_tile(d_out, row_place(row, sizes, strides.d_out, f), column, strides.d_out, exists, 0.0, f)
-        if field(f, "dropout"):
+        if f.dropout:
             place = row_place(row, sizes, strides.place, f)
             back = dropped_tile(back, kept_tile(place, start, strides.place, seed, drop, f, block), drop, f)
-        if field(f, "kind") != "none":
+        if f.kind != "none":
             back *= _slope(_inputs(x, bias, b, row, column, exists, sizes, strides, f), f)
         store_tile(dx, back, row_place(row, sizes, strides.out, f), column, strides.out, exists, f)
         total += tl.where(exists, back, 0.0)

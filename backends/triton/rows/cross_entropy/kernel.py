@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from einops_fast.backends.triton.device.indexing import field
 from einops_fast.backends.triton.device.offsets import kept_type
 from einops_fast.backends.triton.rows.rows import RowFeatures
 from einops_fast.backends.triton.rows.tiles import (
@@ -75,7 +74,7 @@ def _summed(x, weight, place, column, first, exists, most, total, spread, stride
     """One more tile for the maxima and sums of its places. ``column`` counts from ``first`` on."""
     score = load_tile(x, place, column, strides.x, exists, float("-inf"), f)
     most, total = exponentials(score, most, total)
-    if field(f, "smoothing") > 0:
+    if f.smoothing > 0:
         spread += _spread(score, weight, first + column, exists, strides, columns, f)
     return most, total, spread
 
@@ -109,7 +108,7 @@ def cross_entropy_kernel(
     place = row_place(row, sizes, strides.x, f)
     number, counts = _targets(target, row, there, sizes, strides, ignored, f)
     valid = counts & (number >= 0) & (number < columns)
-    of_target = x + place + number * strides.x[field(f, "axes")]
+    of_target = x + place + number * strides.x[f.axes]
     if whole:
         exists = there[:, None] & (run < columns)[None, :]
         score = load_tile(x, place, run, strides.x, exists, float("-inf"), f)
@@ -118,14 +117,14 @@ def cross_entropy_kernel(
         most = tl.maximum(tl.max(score, 1), lowest(f))
         total = tl.sum(exponential(score - most[:, None]), 1)
         spread = most
-        if field(f, "smoothing") > 0:
+        if f.smoothing > 0:
             spread = tl.sum(_spread(score, weight, run, exists, strides, columns, f), 1)
     else:
         # Before the row, so that nobody waits for it at its end.
         chosen = tl.load(of_target, mask=valid, other=0).to(acc)
         head, body = cut_row(place, columns, f)
         from_head = body_place(place, head, f)
-        totals = tl.zeros((together, block // field(f, "group")), acc)
+        totals = tl.zeros((together, block // f.group), acc)
         maxima = totals + lowest(f)
         spreads = tl.zeros((together, block), acc)
         for start in tl.range(0, body, block, num_stages=stages):
@@ -135,9 +134,9 @@ def cross_entropy_kernel(
             )
         most, total = exponentials_of_rows(maxima, totals)
         spread = tl.sum(spreads, 1)
-        if field(f, "vector") > 0:
+        if f.vector > 0:
             column, exists = edges(head, body, columns, f)
-            at_edges = tl.zeros((together, 2 * field(f, "vector")), acc)
+            at_edges = tl.zeros((together, 2 * f.vector), acc)
             maxima, totals, spreads = _summed(
                 x, weight, place, column, 0, exists, at_edges + lowest(f), at_edges, at_edges, strides, columns, f
             )
@@ -150,14 +149,14 @@ def cross_entropy_kernel(
     loss = log - chosen
     if weight is not None:
         loss *= tl.load(weight + number * strides.weight[0], mask=valid, other=0).to(acc)
-    if field(f, "smoothing") > 0:
+    if f.smoothing > 0:
         every = columns
         if weight is not None:
             every = tl.load(weights).to(acc)
-        share = tl.full((), field(f, "smoothing"), acc)
+        share = tl.full((), f.smoothing, acc)
         loss = (1.0 - share) * loss + share * ((log * every - spread) / columns)
-    if field(f, "z_loss") > 0:
-        loss += field(f, "z_loss") * log * log
+    if f.z_loss > 0:
+        loss += f.z_loss * log * log
     loss = tl.where(counts, tl.where(valid, loss, float("nan")), 0.0)
     place = row_place(row, sizes, strides.loss, f)
     tl.store(losses + place, loss, mask=there)
@@ -172,7 +171,7 @@ def _store_gradient(
     """Write a tile of the gradient; ``column`` counts from ``first`` on."""
     score = load_tile(x, x_place, column, strides.x, exists, float("-inf"), f)
     less = tl.where((first + column)[None, :] == number[:, None], own[:, None], 0.0)
-    if field(f, "smoothing") > 0:
+    if f.smoothing > 0:
         if weight is not None:
             less += load_parameter(weight, strides.weight, first + column, columns).to(kept_type(f)) * each[:, None]
         else:
@@ -214,19 +213,18 @@ def cross_entropy_gradient_kernel(
     back = tl.load(d_losses + row_place(row, sizes, strides.d_loss, f), mask=there, other=0).to(acc)
     x_place = row_place(row, sizes, strides.x, f)
     dx_place = row_place(row, sizes, strides.dx, f)
-    share: tl.constexpr = field(f, "smoothing")
-    own = tl.full((together,), 1.0 - share, acc)
-    each = tl.full((), share, acc) / columns
+    own = tl.full((together,), 1.0 - f.smoothing, acc)
+    each = tl.full((), f.smoothing, acc) / columns
     if weight is not None:
         own *= tl.load(weight + number * strides.weight[0], mask=valid, other=0).to(acc)
     factor = own
-    if share > 0:
+    if f.smoothing > 0:
         if weight is not None:
             factor = factor + tl.load(weights).to(acc) * each
         else:
-            factor = factor + share
-    if field(f, "z_loss") > 0:
-        factor = factor + 2.0 * field(f, "z_loss") * log
+            factor = factor + f.smoothing
+    if f.z_loss > 0:
+        factor = factor + 2.0 * f.z_loss * log
     # A target that is no class makes all of its row NaN.
     factor = tl.where(valid, factor * back, float("nan"))
     own *= back
@@ -240,7 +238,7 @@ def cross_entropy_gradient_kernel(
             x, weight, dx, body_place(x_place, head, f), body_place(dx_place, head, f), start + run, head, exists, log,
             own, factor, of_each, number, counts, strides, columns, f,
         )  # fmt: skip
-    if field(f, "vector") > 0:
+    if f.vector > 0:
         column, exists = edges(head, body, columns, f)
         exists = exists & (begin == 0)
         _store_gradient(
@@ -254,11 +252,10 @@ def loss_sums_kernel(
     losses, target, weight, sums, count, part, classes, ignored, along, block: tl.constexpr, mean: tl.constexpr
 ):  # fmt: skip
     """Write the sum of a part of the losses and, for a mean, what the rows that count weigh, behind all those sums."""
-    acc: tl.constexpr = losses.dtype.element_ty
     begin = tl.program_id(0).to(tl.int64) * part
     end = min(begin + part, count)
-    total = tl.zeros((block,), acc)
-    weights = tl.zeros((block,), acc)
+    total = tl.zeros((block,), losses.dtype.element_ty)
+    weights = tl.zeros((block,), losses.dtype.element_ty)
     for start in range(begin, end, block):
         at = start + tl.arange(0, block)
         total += tl.load(losses + at, mask=at < end, other=0)
@@ -268,9 +265,9 @@ def loss_sums_kernel(
             if weight is not None:
                 # What is no class has a loss that is NaN.
                 counts = counts & (number >= 0) & (number < classes)
-                weights += tl.load(weight + number * along, mask=counts, other=0).to(acc)
+                weights += tl.load(weight + number * along, mask=counts, other=0).to(losses.dtype.element_ty)
             else:
-                weights += counts.to(acc)
+                weights += counts.to(losses.dtype.element_ty)
     tl.store(sums + tl.program_id(0), tl.sum(total, 0))
     if mean:
         tl.store(sums + tl.num_programs(0) + tl.program_id(0), tl.sum(weights, 0))

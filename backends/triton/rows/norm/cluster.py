@@ -12,7 +12,6 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from einops_fast.backends.triton.device.exchange import again, heard, meet, notes_here, tell
-from einops_fast.backends.triton.device.indexing import field
 from einops_fast.backends.triton.rows.cluster import from_shared, parameter, part_of_row, parts_of, stored, with_parts
 from einops_fast.backends.triton.rows.norm.kernel import norm_statistics, norm_sum, store_norm
 from einops_fast.backends.triton.rows.tiles import kept_elements, row_place, store_tile
@@ -38,8 +37,8 @@ def _narrow(t):
 def _of_row(mean, squares, columns, part, f: gl.constexpr, t: gl.constexpr):
     """Mean and sum of squares of a row from those of its parts."""
     of_row = 0.0
-    if field(f, "centred"):
-        begins = gl.arange(0, field(t, "parts"), layout=field(t, "everywhere")) * part
+    if f.centred:
+        begins = gl.arange(0, t.parts, layout=t.everywhere) * part
         counts = gl.minimum(gl.maximum(columns - begins, 0), part).to(gl.float32)
         of_row = gl.sum(mean * counts, 0) / columns
         apart = mean - of_row
@@ -55,13 +54,13 @@ def _norm_of_row(
 ):  # fmt: skip
     """Write the norm of a row from :func:`_found`. Gives that of the program's next row, if it has several."""
     x, residual, weight, bias, seed, out, summed, means, rstds = arrays
-    at = row * field(t, "parts") + number
+    at = row * t.parts + number
     zeros = gl.zeros_like(number).to(gl.float32)
     of_x = found[0]
     h = ()
     for piece in gl.static_range(len(runs)):
         taken = exist[piece]
-        if field(f, "dropout"):
+        if f.dropout:
             taken = kept_elements(row_place(at, sizes, strides.place, f), runs[piece], strides.place, seed, drop, f)
         h += (norm_sum(of_x[piece], found[1][piece], residual, summed, taken, drop, f),)
     mean, squares = norm_statistics(h, exist, gl.maximum(count, 1).to(gl.float32), zeros, f)
@@ -70,7 +69,7 @@ def _norm_of_row(
         for piece in gl.static_range(len(runs)):
             place = row_place(at, sizes, strides.summed, f)
             store_tile(summed, h[piece], place, runs[piece], strides.summed, exist[piece], f)
-    if field(t, "several"):
+    if t.several:
         ahead = row + gl.num_programs(0)
         found = _found(x, residual, ahead, rows, number, runs, exist, sizes, strides, f, t)
     else:
@@ -78,14 +77,14 @@ def _norm_of_row(
         b = parameter(bias, strides.bias[0], number, part, runs, exist)
     all_means, all_squares = heard(notes, step, t)
     of_row, total = _of_row(all_means, all_squares, columns, part, f, t)
-    rstd = 1.0 / gl.sqrt(total / columns + field(f, "eps"))
+    rstd = 1.0 / gl.sqrt(total / columns + f.eps)
     # One instruction for an element, not two: float32 has digits enough for 16 bits less their mean.
-    at_once: gl.constexpr = summed is None and field(f, "centred") and _narrow(t)
+    at_once: gl.constexpr = summed is None and f.centred and _narrow(t)
     mean, scale = zeros + of_row, zeros + rstd
     if at_once:
         mean, scale = zeros, zeros + 1.0
     for piece in gl.static_range(len(runs)):
-        if field(t, "several"):
+        if t.several:
             of_weight = from_shared(weight, parameters[0][piece], t)
             of_bias = from_shared(bias, parameters[1][piece], t)
         else:
@@ -139,7 +138,7 @@ def norm_cluster_kernel(
     notes = notes_here(t)
     found = _found(x, residual, row, rows, number, runs, exist, sizes, strides, f, t)
     meet(notes)
-    if field(t, "several"):
+    if t.several:
         w = stored(weight, strides.weight[0], number, part, runs, exist, t)
         b = stored(bias, strides.bias[0], number, part, runs, exist, t)
         step = 0

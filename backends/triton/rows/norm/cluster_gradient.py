@@ -30,28 +30,22 @@ from einops_fast.backends.triton.rows.tiles import kept_elements, row_place, tot
 @gluon.jit
 def _row(of, means, rstds, row, rows, number, runs, exist, sizes, strides, f: gl.constexpr, t: gl.constexpr):
     """A row's parts of what was normalised and of the gradient of the result, packed, its mean and ``rstd``."""
-    place = row_place(gl.minimum(row, rows - 1) * field(t, "parts") + number, sizes, strides.row, f)
+    place = row_place(gl.minimum(row, rows - 1) * t.parts + number, sizes, strides.row, f)
     rstd = gl.load(rstds + place)
     mean = rstd
-    if field(f, "centred"):
+    if f.centred:
         mean = gl.load(means + place)
     of_h = part_of_row(of[0], row, rows, number, runs, exist, sizes, strides.x, f, t)
     back = part_of_row(of[1], row, rows, number, runs, exist, sizes, strides.out, f, t)
-    return packed_pieces(of_h, _item(t, 0)), packed_pieces(back, _item(t, 1)), mean, rstd
-
-
-@gluon.constexpr_function
-def _item(t, at):
-    """Bytes of an element of what was normalised, or of the gradient of the result."""
-    return t.items[at]
+    return packed_pieces(of_h, t.items[0]), packed_pieces(back, t.items[1]), mean, rstd
 
 
 @gluon.jit
 def _tiles(of_h, back, of, t: gl.constexpr):
     """A piece of what was normalised, and of the gradient of the result, which is 0 where there is nothing."""
-    layout: gl.constexpr = field(t, "layout")
-    h = unpacked(of_h, _item(t, 0), of[0].dtype.element_ty, layout)
-    return h, unpacked(back, _item(t, 1), of[1].dtype.element_ty, layout)
+    layout: gl.constexpr = t.layout
+    h = unpacked(of_h, t.items[0], of[0].dtype.element_ty, layout)
+    return h, unpacked(back, t.items[1], of[1].dtype.element_ty, layout)
 
 
 @gluon.jit
@@ -59,7 +53,7 @@ def _sums(found, of, weight, of_weight, f: gl.constexpr, t: gl.constexpr):
     """What each part adds to the sums of its row."""
     of_h, back, mean, rstd = found
     # The mean may be taken off the sums of 16-bit numbers: float32 has digits enough for these.
-    subtract: gl.constexpr = field(f, "centred") and _item(t, 0) > 2
+    subtract: gl.constexpr = f.centred and t.items[0] > 2
     ds = ()
     inners = ()
     for at in gl.static_range(len(of_h)):
@@ -71,7 +65,7 @@ def _sums(found, of, weight, of_weight, f: gl.constexpr, t: gl.constexpr):
         inners += (h * d,)
     inner = gl.sum(total_of(inners), 1)
     of_d = inner
-    if field(f, "centred"):
+    if f.centred:
         of_d = gl.sum(total_of(ds), 1)
         if not subtract:
             inner -= mean * of_d
@@ -84,7 +78,7 @@ def _of_sum(d_summed, row, rows, number, runs, exist, sizes, strides, f: gl.cons
     found = runs
     if d_summed is not None:
         found = part_of_row(d_summed, row, rows, number, runs, exist, sizes, strides.d_summed, f, t)
-        found = packed_pieces(found, _item(t, 0))
+        found = packed_pieces(found, t.items[0])
     return found
 
 
@@ -98,12 +92,12 @@ def _finished(
     of_h, back_of_row, mean, rstd = found
     inner = (-gl.sum(told[0], 0) / columns * rstd * rstd)[:, None]
     of_d = (gl.sum(told[1], 0) / columns * rstd)[:, None]
-    at = row * field(t, "parts") + number
+    at = row * t.parts + number
     to_weight = ()
     to_bias = ()
     for piece in gl.static_range(len(runs)):
         apart, back = _tiles(again(of_h[piece]), again(back_of_row[piece]), of, t)
-        if field(f, "centred"):
+        if f.centred:
             apart -= mean[:, None]
         scaled = back * rstd[:, None]
         of_weights = sums[0][piece]
@@ -116,13 +110,13 @@ def _finished(
         to_bias += (of_biases,)
         # In this order it takes two instructions for an element.
         gradient = apart * inner
-        if field(f, "centred"):
+        if f.centred:
             gradient -= of_d
         gradient += weighted(scaled, weight, from_shared(weight, of_weight[piece], t), f)
         if d_summed is not None:
-            gradient += unpacked(of_sum[piece], _item(t, 0), d_summed.dtype.element_ty, field(t, "layout"))
+            gradient += unpacked(of_sum[piece], t.items[0], d_summed.dtype.element_ty, field(t, "layout"))
         kept = exist[piece]
-        if field(f, "dropout"):
+        if f.dropout:
             kept = kept_elements(row_place(at, sizes, strides.place, f), runs[piece], strides.place, seed, drop, f)
         store_norm_gradient(
             dx, d_residual, gradient, kept, at, runs[piece], exist[piece], sizes, strides, drop, f
@@ -165,7 +159,7 @@ def norm_gradient_cluster_kernel(
     arrays = weight, seed, d_summed, dx, d_residual, part_weight, part_bias
     nothing = ()
     for _ in gl.static_range(field(t, "pieces")):
-        nothing += (gl.zeros([field(t, "parts"), field(t, "block")], gl.float32, field(t, "layout")),)
+        nothing += (gl.full([t.parts, t.block], 0.0, gl.float32, t.layout),)
     sums = nothing, nothing
     notes = notes_here(t)
     of_weight = stored(weight, strides.weight[0], number, part, runs, exist, t)
@@ -173,7 +167,7 @@ def norm_gradient_cluster_kernel(
     meet(notes)
     step = 0
     before = found
-    if field(t, "late"):
+    if t.late:
         inner, of_d = _sums(found, of, weight, of_weight, f, t)
         tell(notes, 0, number, inner, of_d, t)
         found = _row(of, means, rstds, first + programs, rows, number, runs, exist, sizes, strides, f, t)
@@ -181,7 +175,7 @@ def norm_gradient_cluster_kernel(
         # Wanted last, but asked for first: it takes long to come.
         of_sum = _of_sum(d_summed, row, rows, number, runs, exist, sizes, strides, f, t)
         inner, of_d = _sums(found, of, weight, of_weight, f, t)
-        if field(t, "late"):
+        if t.late:
             ahead = row + 2 * programs
             following = _row(of, means, rstds, ahead, rows, number, runs, exist, sizes, strides, f, t)
             told = heard(notes, step, t)

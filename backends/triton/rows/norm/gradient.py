@@ -10,7 +10,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from einops_fast.backends.triton.device.indexing import field
 from einops_fast.backends.triton.device.offsets import kept_type
 from einops_fast.backends.triton.rows.tiles import (
     dropped_tile,
@@ -36,7 +35,7 @@ def normalised_tile(h, means, rstds, row, column, there, exists, sizes, strides,
     place = row_place(row, sizes, strides.row, f)
     rstd = tl.load(rstds + place, mask=there, other=0)
     found = load_tile(h, row_place(row, sizes, strides.x, f), column, strides.x, exists, 0.0, f)
-    if field(f, "centred"):
+    if f.centred:
         mean = tl.load(means + place, mask=there, other=0)
         found -= mean[:, None]
     return found * rstd[:, None], rstd
@@ -60,7 +59,7 @@ def store_norm_gradient(dx, d_residual, gradient, kept, row, column, exists, siz
         place = row_place(row, sizes, strides.d_residual, f)
         store_tile(d_residual, gradient, place, column, strides.d_residual, exists, f)
     if dx is not None:
-        if field(f, "dropout"):
+        if f.dropout:
             gradient = dropped_tile(gradient, kept, drop, f)
         # `out` has the strides of the gradient of the result, `summed` those of the one written here.
         store_tile(dx, gradient, row_place(row, sizes, strides.summed, f), column, strides.summed, exists, f)
@@ -74,11 +73,11 @@ def _store_gradient(
     """The same from column ``start`` on, from ``inner`` and ``mean``, the means of ``normalised * d`` and of ``d``."""
     block: tl.constexpr = exists.shape[1]
     gradient = d - normalised * inner[:, None]
-    if field(f, "centred"):
+    if f.centred:
         gradient -= mean[:, None]
     gradient *= rstd[:, None]
     kept = exists
-    if field(f, "dropout") and dx is not None:
+    if f.dropout and dx is not None:
         kept = kept_tile(row_place(row, sizes, strides.place, f), start, strides.place, seed, drop, f, block)
     column = start + tl.arange(0, block)
     if d_summed is not None:
@@ -175,7 +174,7 @@ def norm_gradient_kernel(
             to_bias = more_bias
         inner = total_of(inners)
         mean = total_of(d)
-        if field(f, "centred"):
+        if f.centred:
             inner, mean = sums_of_two(inner, mean)
         else:
             inner = tl.sum(inner, 1)

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from einops_fast.backends.triton.device.indexing import field
 from einops_fast.backends.triton.device.offsets import kept_type
 from einops_fast.backends.triton.rows.rows import RowFeatures
 from einops_fast.backends.triton.rows.tiles import (
@@ -68,7 +67,7 @@ def norm_sum(h, more, residual, summed, kept, drop, f: tl.constexpr):
     ``kept`` are the elements of ``x`` that aren't dropped.
     """
     h = h.to(kept_type(f))
-    if field(f, "dropout"):
+    if f.dropout:
         h = dropped_tile(h, kept, drop, f)
     if residual is not None:
         h += more.to(kept_type(f))
@@ -82,7 +81,7 @@ def _inputs(x, residual, summed, seed, row, start, exists, sizes, strides, drop,
     """A tile of what is normalised, from column ``start`` on."""
     block: tl.constexpr = exists.shape[1]
     kept = exists
-    if field(f, "dropout"):
+    if f.dropout:
         kept = kept_tile(row_place(row, sizes, strides.place, f), start, strides.place, seed, drop, f, block)
     column = start + tl.arange(0, block)
     h = load_tile(x, row_place(row, sizes, strides.x, f), column, strides.x, exists, 0.0, f)
@@ -109,7 +108,7 @@ def _merged(count, mean, squares, new_count, new_mean, new_squares, f: tl.conste
     """Number, mean and sum of squares (about the mean, if centred) of two parts of a row."""
     both = count + new_count
     squares += new_squares
-    if field(f, "centred"):
+    if f.centred:
         apart = new_mean - mean
         share = (new_count / both).to(kept_type(f))
         squares += apart * apart * (share * count)
@@ -124,7 +123,7 @@ def _mean(total, count, f: tl.constexpr):
     An approximate division would be fused with a subtraction of the mean where the mean isn't stored as well, and the
     result would have other bits.
     """
-    if field(f, "double"):
+    if f.double:
         found = total / count
     else:
         found = tl.div_rn(total, tl.cast(count, tl.float32))
@@ -138,12 +137,12 @@ def norm_statistics(h, exists, count, zeros, f: tl.constexpr):
     ``h`` and ``exists`` are tuples of tiles, side by side.
     """
     mean = zeros
-    if field(f, "centred"):
+    if f.centred:
         mean = _mean(tl.sum(total_of(h), 1), count, f)
     squares = ()
     for at in tl.static_range(len(h)):
         apart = h[at]
-        if field(f, "centred"):
+        if f.centred:
             apart = tl.where(exists[at], apart - mean[:, None], 0.0)
         squares += (apart * apart,)
     return mean, tl.sum(total_of(squares), 1)
@@ -152,7 +151,7 @@ def norm_statistics(h, exists, count, zeros, f: tl.constexpr):
 @triton.jit
 def _one_more(h, exists, count, mean, squares, f: tl.constexpr):
     """Means and sums of squares of each place of a tile, of which this is number ``count``."""
-    if field(f, "centred"):
+    if f.centred:
         apart = tl.where(exists, h - mean, 0.0)
         mean += apart / count
         squares += apart * (h - mean)
@@ -164,7 +163,7 @@ def _one_more(h, exists, count, mean, squares, f: tl.constexpr):
 @triton.jit
 def _of_rows(mean, squares, begin, end, f: tl.constexpr):
     """Mean and sum of squares of rows from those of the places of their tiles."""
-    if field(f, "centred"):
+    if f.centred:
         block: tl.constexpr = squares.shape[1]
         counts = (tl.maximum(end - begin - tl.arange(0, block) + (block - 1), 0) // block).to(kept_type(f))[None, :]
         of_rows = _mean(tl.sum(mean * counts, 1), end - begin, f)
@@ -199,7 +198,7 @@ def _of_whole_rows(
             place = row_place(row, sizes, strides.summed, f)
             store_tile(summed, h[at], place, column, strides.summed, exists[at], f)
     mean, squares = norm_statistics(h, exists, columns, tl.zeros(there.shape, kept_type(f)), f)
-    rstd = 1.0 / tl.sqrt(squares / columns + field(f, "eps"))
+    rstd = 1.0 / tl.sqrt(squares / columns + f.eps)
     if not early:
         w = load_parameters(weight, strides.weight, columns, block, pieces)
         b = load_parameters(bias, strides.bias, columns, block, pieces)
@@ -280,7 +279,7 @@ def norm_kernel(
                 new_mean = tl.load(part_means + row * parts + at, mask=there, other=0)
                 new_squares = tl.load(part_squares + row * parts + at, mask=there, other=0)
                 count, mean, squares = _merged(count, mean, squares, here, new_mean, new_squares, f)
-        rstd = 1.0 / tl.sqrt(squares / columns + field(f, "eps"))
+        rstd = 1.0 / tl.sqrt(squares / columns + f.eps)
         if step == 1:
             tl.store(part_means + row * parts + tl.program_id(1), mean, mask=there)
             tl.store(part_squares + row * parts + tl.program_id(1), squares, mask=there)

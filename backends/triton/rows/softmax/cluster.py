@@ -11,7 +11,6 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from einops_fast.backends.triton.device.exchange import again, heard, meet, notes_here, tell
-from einops_fast.backends.triton.device.indexing import field
 from einops_fast.backends.triton.rows.cluster import part_of_row, parts_of, with_parts
 from einops_fast.backends.triton.rows.softmax.gradient import softmax_gradient_tile, softmax_summand
 from einops_fast.backends.triton.rows.softmax.kernel import softmax_reference
@@ -36,7 +35,7 @@ def softmax_cluster_kernel(
     scores = ()
     for at in gl.static_range(len(runs)):
         score = found[at].to(gl.float32) * scale
-        if field(t, "ragged"):
+        if t.ragged:
             score = gl.where(exist[at], score, float("-inf"))
         scores += (score,)
     most = gl.max(most_of(scores), 1)
@@ -51,9 +50,9 @@ def softmax_cluster_kernel(
     total = gl.sum(all_sums * share, 0)
     # A part's exponentials times this are those of the row. All those of a part may be 0.
     of_part = gl.where(most == float("-inf"), 0.0, exponential(reference - of_row))
-    place = row_place(row * field(t, "parts") + number, sizes, strides.out, f)
+    place = row_place(row * t.parts + number, sizes, strides.out, f)
     for at in gl.static_range(len(runs)):
-        if field(f, "log"):
+        if f.log:
             result = again(found[at]).to(gl.float32) * scale - of_row - gl.log(total)
         else:
             result = e[at] * (of_part / total)[:, None]
@@ -76,7 +75,7 @@ def softmax_gradient_cluster_kernel(
     summands = ()
     for at in gl.static_range(len(runs)):
         y, d = of_out[at].to(gl.float32), of_d_out[at].to(gl.float32)
-        if field(f, "log") and field(f, "masked"):
+        if f.log and f.masked:
             # What is hidden is -inf whatever the scores are.
             d = gl.where(y == float("-inf"), 0.0, d)
         tiles += ((y, d),)
@@ -85,7 +84,7 @@ def softmax_gradient_cluster_kernel(
     tell(notes, 0, number, of_part, of_part, t)
     of_parts, _ = heard(notes, 0, t)
     total = gl.zeros_like(number).to(gl.float32) + gl.sum(of_parts, 0)
-    place = row_place(row * field(t, "parts") + number, sizes, strides.x, f)
+    place = row_place(row * t.parts + number, sizes, strides.x, f)
     for at in gl.static_range(len(runs)):
         gradient = softmax_gradient_tile(tiles[at][0], tiles[at][1], total, scale, f)
         store_tile(dx, gradient, place, runs[at], strides.x, exist[at], f)

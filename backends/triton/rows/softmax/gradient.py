@@ -7,7 +7,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from einops_fast.backends.triton.device.indexing import field
 from einops_fast.backends.triton.device.offsets import kept_type
 from einops_fast.backends.triton.rows.softmax.kernel import scaled, store_edges
 from einops_fast.backends.triton.rows.tiles import (
@@ -30,13 +29,13 @@ from einops_fast.backends.triton.rows.tiles import (
 @triton.jit
 def softmax_pair(out, d_out, places, column, exists, strides, f: tl.constexpr):
     """A tile of the result and of its gradient; ``places`` are where their columns count from."""
-    if field(f, "log"):
+    if f.log:
         nothing = float("-inf")
     else:
         nothing = 0.0
     y = load_tile(out, places[0], column, strides.out, exists, nothing, f)
     d = load_tile(d_out, places[1], column, strides.d_out, exists, 0.0, f)
-    if field(f, "log") and field(f, "masked"):
+    if f.log and f.masked:
         # What is hidden is -inf whatever the scores are.
         d = tl.where(y == float("-inf"), 0.0, d)
     return y, d
@@ -52,7 +51,7 @@ def _edge_pair(out, d_out, places, head, body, columns, begin, strides, f: tl.co
 @triton.jit
 def softmax_summand(y, d, f: tl.constexpr):
     """What each place adds to the sum of its row."""
-    if field(f, "log"):
+    if f.log:
         found = d
     else:
         found = y * d
@@ -62,7 +61,7 @@ def softmax_summand(y, d, f: tl.constexpr):
 @triton.jit
 def softmax_gradient_tile(y, d, total, scale, f: tl.constexpr):
     """The gradient of a tile of scores."""
-    if field(f, "log"):
+    if f.log:
         gradient = d - exponential(y) * total[:, None]
     else:
         gradient = y * (d - total[:, None])
@@ -126,7 +125,7 @@ def softmax_gradient_kernel(
                 y, d = softmax_pair(out, d_out, from_head, column, exists, strides, f)
                 sums += softmax_summand(y, d, f)
             total = tl.sum(sums, 1)
-            if field(f, "vector") > 0:
+            if f.vector > 0:
                 edge, d_edge = _edge_pair(out, d_out, places, head, body, columns, begin, strides, f)
                 total += tl.sum(softmax_summand(edge, d_edge, f), 1)
         else:
@@ -142,7 +141,7 @@ def softmax_gradient_kernel(
                 y, d = softmax_pair(out, d_out, from_head, column, exists, strides, f)
                 to = body_place(place, head, f)
                 store_tile(dx, softmax_gradient_tile(y, d, total, scale, f), to, column, strides.x, exists, f)
-            if field(f, "vector") > 0:
+            if f.vector > 0:
                 edge, d_edge = _edge_pair(out, d_out, places, head, body, columns, begin, strides, f)
                 found = softmax_gradient_tile(edge, d_edge, total, scale, f)
                 store_edges(dx, found, place, head, body, columns, begin, strides.x, f)

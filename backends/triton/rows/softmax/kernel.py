@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from einops_fast.backends.triton.device.indexing import field
 from einops_fast.backends.triton.device.offsets import kept_type
 from einops_fast.backends.triton.rows.rows import RowFeatures
 from einops_fast.backends.triton.rows.tiles import (
@@ -74,8 +73,8 @@ class SoftmaxStrides(NamedTuple):
 def scaled(value, scale, f: tl.constexpr):
     """Scores, or their gradient, times the factor of the scores."""
     # Arguments are float32, and so is what a function returns: in float64 the number itself has to stand here.
-    if field(f, "double"):
-        value = value * field(f, "scale")
+    if f.double:
+        value = value * f.scale
     else:
         value = value * scale
     return value
@@ -85,10 +84,10 @@ def scaled(value, scale, f: tl.constexpr):
 def _seen(row, column, mask, exists, sizes, strides, shift, f: tl.constexpr):
     """Which elements of a tile take part."""
     seen = exists
-    if field(f, "hiding"):
+    if f.hiding:
         place = element_place(row_place(row, sizes, strides.mask, f), column, strides.mask, f)
         seen = seen & (tl.load(mask + place, mask=exists, other=0) != 0)
-    if field(f, "causal"):
+    if f.causal:
         position = row_place(row, sizes, strides.position, f)
         seen = seen & (column[None, :] <= position[:, None] + shift)
     return seen
@@ -98,16 +97,15 @@ def _seen(row, column, mask, exists, sizes, strides, shift, f: tl.constexpr):
 def softmax_scores(x, mask, place, row, column, exists, sizes, strides, shift, scale, f: tl.constexpr):
     """A tile of scores, ``-inf`` where an element takes no part; ``place`` is where columns count from in ``x``."""
     readable = exists
-    if field(f, "causal"):
+    if f.causal:
         # What is hidden isn't read, but for what is loaded together with something else.
-        group: tl.constexpr = field(f, "group")
         seen_up_to = (row_place(row, sizes, strides.position, f) + shift).to(tl.int32)
-        readable = exists & ((column // group * group)[None, :] <= seen_up_to[:, None])
+        readable = exists & ((column // f.group * f.group)[None, :] <= seen_up_to[:, None])
     score = load_tile(x, place, column, strides.x, readable, float("-inf"), f)
     score = scaled(score, scale, f)
-    if field(f, "added"):
+    if f.added:
         score += load_tile(mask, row_place(row, sizes, strides.mask, f), column, strides.mask, exists, 0.0, f)
-    if field(f, "masked"):
+    if f.masked:
         score = tl.where(_seen(row, column, mask, exists, sizes, strides, shift, f), score, float("-inf"))
     return score
 
@@ -121,9 +119,9 @@ def softmax_reference(most):
 @triton.jit
 def softmax_finished(e, score, reference, total, f: tl.constexpr):
     """Softmax of a tile, from ``e = exp(score - reference)`` or from ``score``, and the sums of its rows."""
-    if field(f, "masked"):
+    if f.masked:
         total = tl.where(total == 0, 1.0, total)
-    if field(f, "log"):
+    if f.log:
         found = score - reference[:, None] - tl.log(total)[:, None]
     else:
         found = e * (1.0 / total)[:, None]
@@ -215,10 +213,10 @@ def softmax_kernel(
         end = min(begin + part, body)
         if step < 2:
             reach = end
-            if field(f, "causal"):
+            if f.causal:
                 seen_up_to = row_place(row, sizes, strides.position, f) + shift
                 reach = min(end, tl.max(tl.where(there, seen_up_to, -1), 0).to(tl.int32) + 1)
-            totals = tl.zeros((together, block // field(f, "group")), acc)
+            totals = tl.zeros((together, block // f.group), acc)
             most_of_groups = totals + lowest(f)
             for start in tl.range(begin, reach, block, num_stages=stages):
                 column = start + run
@@ -226,9 +224,9 @@ def softmax_kernel(
                 score = softmax_scores(x, mask, from_head, row, column, exists, sizes, strides, shift, scale, f)
                 most_of_groups, totals = exponentials(score, most_of_groups, totals)
             most, total = exponentials_of_rows(most_of_groups, totals)
-            if field(f, "vector") > 0:
+            if f.vector > 0:
                 scores = _edge_scores(x, place, head, body, columns, begin, strides, scale, f)
-                nothing = tl.zeros((together, 2 * field(f, "vector")), acc)
+                nothing = tl.zeros((together, 2 * f.vector), acc)
                 found, more = exponentials(scores, nothing + lowest(f), nothing)
                 found, more = exponentials_of_rows(found, more)
                 most, total = _merged(most, total, found, more)
@@ -248,7 +246,7 @@ def softmax_kernel(
                 score = softmax_scores(x, mask, from_head, row, column, exists, sizes, strides, shift, scale, f)
                 to = body_place(out_place, head, f)
                 store_tile(out, softmax_of_tile(score, most, total, f), to, column, strides.out, exists, f)
-            if field(f, "vector") > 0:
+            if f.vector > 0:
                 scores = _edge_scores(x, place, head, body, columns, begin, strides, scale, f)
                 found = softmax_of_tile(scores, most, total, f)
                 store_edges(out, found, out_place, head, body, columns, begin, strides.out, f)
