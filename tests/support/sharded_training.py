@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import sharded_attention
 import torch
-from ranks import agree, has_llama, placed, randoms, run_ranks, same, small_llama
+from ranks import agree, has_llama, placed, randoms, run_ranks, same, small_llama, spelled
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.experimental import context_parallel
 from torch.distributed.tensor.experimental._attention import context_parallel_unshard
@@ -91,6 +91,33 @@ def check_compiled(mesh: Any) -> None:
         agree(mesh, torch.compile(run, backend="aot_eager"), randoms("2 4 3 5, 2 4 6 5"), "1, 1", "1", reference=run)
 
 
+def check_operator(mesh: Any) -> None:
+    """The operator of compiled einsums, on DTensors: by a rule that torch has of it, eagerly and compiled."""
+    nn.register_operators()
+    for equation, given, result in (
+        ("bhid,bhjd->bhij", "0, 0", "0"), ("bhid,bhjd->bhij", "1, 1", "1"), ("bhid,bhjd->bhij", "2, r", "2"),
+        ("bhid,bhjd->bhij", "3, 3", "p"), ("bhid,bhjd->bhji", "2, r", "3"), ("bhid,bhjd->bhij", "r, r", "r"),
+        ("bhid,bhjd->ijd", "0, 0", "p"), ("bhid,bhjd->hbij", "r, 3", None),
+    ):  # fmt: skip
+        values = randoms("2 4 6 4, 2 4 8 4")
+
+        def run(q: Any, k: Any, equation: str = equation) -> Any:
+            return torch.ops.einops_fast.einsum([q, k], equation, "auto", None, None) * 2
+
+        torch._dynamo.reset()
+        compiled = torch.compile(run, backend="aot_eager", fullgraph=True)
+        for call in (run, compiled) if result in ("3", "p") else (run,):
+            arrays = [placed(each, mesh, text.strip()) for each, text in zip(values, given.split(","), strict=True)]
+            found, wanted = call(*arrays), run(*values)
+            assert result in (None, spelled(found)), (equation, given, spelled(found))
+            same(found, wanted.detach())
+            weight = torch.randn_like(wanted)
+            gradients = torch.autograd.grad((wanted * weight).sum(), values)
+            (found.full_tensor() * weight).sum().backward()
+            for array, gradient in zip(arrays, gradients, strict=True):
+                same(array.grad, gradient)
+
+
 def check_block(mesh: Any, length: int, options: Any) -> None:
     """Calls inside torch's ``context_parallel`` block, of the parts that it gives ranks."""
     values, segments = randoms(", ".join([f"1 2 {length} 4"] * 3)), (torch.arange(length) > 5).long()[None]
@@ -129,7 +156,7 @@ def cases() -> dict[str, Callable[[], None]]:
         for options in ({}, {"causal": True}, {"window": (3, 1)}, {"causal": True, "scale": 0.3}):
             found[f"{length} positions in a block, {options}"] = partial(check_block, mesh, length, options)
     found |= sharded_attention.forms(mesh, "s", sharded_attention.FORMS[1::2])
-    return found | {"compiled": partial(check_compiled, mesh)}
+    return found | {"compiled": partial(check_compiled, mesh), "operator": partial(check_operator, mesh)}
 
 
 if __name__ == "__main__":

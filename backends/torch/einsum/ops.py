@@ -9,9 +9,12 @@ Importing this module registers it.
 
 from __future__ import annotations
 
+import sys
 from ast import literal_eval
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import lru_cache
+from importlib import import_module
 from string import ascii_letters
 from typing import Any
 
@@ -123,6 +126,11 @@ def _batch(
 def _batch_of_gradients(operands: Sequence[Any], equation: str, optimize: str, autotune: Any, precision: Any) -> Any:
     """Of tensors as ``is_grads_batched`` makes them, which torch follows from call to call, but not into its einsum."""
     return fast_einsum(equation, *operands, optimize=_evaluated(optimize), autotune=autotune, precision=precision)
+
+
+if "torch.distributed.tensor" in sys.modules:  # as it is wherever torch.compile has traced anything
+    with suppress(ImportError):  # a torch without the names that say so: it raises for DTensors
+        import_module("einops_fast.backends.torch.einsum.placements").register(einsum)
 
 
 @lru_cache(maxsize=1024)
