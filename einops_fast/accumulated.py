@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from einops_fast.arguments import own_arrays, read_call
-from einops_fast.backends import get_backend
 from einops_fast.einsum import fast_einsum, plan_call, with_an_axis_each, with_sizes
 from einops_fast.errors import OperandError
 from einops_fast.limited import einsum_within
 from einops_fast.planning.compositions import composition
 from einops_fast.runtime.limits import limit_now
 from einops_fast.runtime.settings import settings
+from einops_fast.runtime.traced import traced_backend
 from einops_fast.runtime.tracing import is_tracing
 from einops_fast.written import split_as_result, write_in_place
 
@@ -30,7 +30,7 @@ def accumulated(beta: Any, operands: Sequence[Any], out: Any, sizes: Mapping[str
         if found is not None and target is not None:
             accumulated(beta, (found.letters, *parts), target, {}, options)
             return out
-    if not (sizes or options["memory_limit"] is not None or limit_now() or is_tracing()):
+    if not (is_tracing() or sizes or options["memory_limit"] is not None or limit_now()):
         asked = [options[name] for name in ("dtype", "order", "casting", "optimize")]
         try:
             with settings(options["autotune"], options["precision"]):
@@ -39,12 +39,13 @@ def accumulated(beta: Any, operands: Sequence[Any], out: Any, sizes: Mapping[str
         except (TypeError, RuntimeError) as error:
             raise _no_sum(beta, out, out.dtype, error) from error
     arrays = read_call(operands).arrays
-    backend = get_backend("torch") if is_tracing() else own_arrays(arrays, out)[0]
+    backend = traced_backend("torch") if is_tracing() else own_arrays(arrays, out)[0]
     if options["dtype"] is None:
-        options["dtype"] = backend.dtype_with(own_arrays(arrays)[1], out)
+        own = arrays if is_tracing() else own_arrays(arrays)[1]
+        options["dtype"] = backend.dtype_with(own, out)
     limit = options.pop("memory_limit")
     run: Any = fast_einsum
-    if limit is not None or (limit_now() and not is_tracing()):
+    if limit is not None or (not is_tracing() and limit_now()):
         result = einsum_within(limit, operands, sizes, out, options, beta)
     else:
         result = run(*operands, **options, **sizes)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import suppress
-from importlib import import_module
 from typing import Any, overload
 
 from einops_fast.annotations import ArrayT, Autotune, Casting, Nested, Order, Precision
@@ -20,7 +19,7 @@ from einops_fast.arguments import (
     read_options,
     reshaped,
 )
-from einops_fast.backends import Backend, awake_types, backend_for_type, get_backend
+from einops_fast.backends import Backend, awake_types, backend_for_type
 from einops_fast.errors import EinsumError, ShapeError, out_of_memory, point_at
 from einops_fast.foreign import dispatch, hand_over
 from einops_fast.patching.small_calls import known_loops, loops_first
@@ -33,7 +32,7 @@ from einops_fast.runtime.limits import limit_now
 from einops_fast.runtime.new_shapes import CASTING, OPTIMIZE, ORDER, USUAL, by_question, learn_loops, native_first
 from einops_fast.runtime.plan_cache import compiled, has_room, recall, remember, remember_alike
 from einops_fast.runtime.settings import settings, settings_hold
-from einops_fast.runtime.traced import call_traced
+from einops_fast.runtime.traced import call_traced, traced_backend
 from einops_fast.runtime.tuning import is_reproducible
 from einops_fast.vocabulary import names_of, no_argument
 from einops_fast.written import split_as_result, write_in_place
@@ -77,7 +76,7 @@ def _planned(
         except (MemoryError, RuntimeError) as error:
             failure = out_of_memory(error)
     options = {"dtype": dtype, "order": order, "casting": casting, "optimize": optimize}
-    return _imported("limited.answer", failure, operands, out, options)
+    return _imported("answer", failure, operands, out, options)
 
 
 @overload
@@ -195,18 +194,19 @@ def _unusual(
     """Evaluate a call with ``beta``, sizes of axes or a memory limit, or in code that torch compiles."""
     if beta:
         options["memory_limit"] = memory_limit
-        return _imported("accumulated.accumulated", beta, operands, out, sizes, options)
+        return _imported("accumulated", beta, operands, out, sizes, options)
     if memory_limit is None and (sizes or (tracing.is_compiling() and operands and composition(operands[0]))):
         return with_sizes(operands, sizes, out, **options)
     if memory_limit is None and tracing.is_compiling():
         return call_traced(operands, out, **options)
-    return _imported("limited.einsum_within", memory_limit, operands, sizes, out, options)
+    return _imported("einsum_within", memory_limit, operands, sizes, out, options)
 
 
 def _imported(where: str, *arguments: Any, **options: Any) -> Any:
-    """Call a function of a module that itself calls :func:`fast_einsum`."""
-    module, name = where.split(".")
-    return getattr(import_module(f"einops_fast.{module}"), name)(*arguments, **options)
+    """Call a function of a module that itself calls :func:`fast_einsum`, by a statement that torch.compile follows."""
+    from einops_fast import accumulated, limited
+
+    return getattr(accumulated if where == "accumulated" else limited, where)(*arguments, **options)
 
 
 def _call(operands: Sequence[Any], out: Any, dtype: Any, order: str, casting: str, optimize: Any) -> Any:
@@ -295,7 +295,7 @@ def _evaluated(operands: Sequence[Any], call: Call, sizes: Mapping[str, int], ou
     result = reshaped(result, shape) if any_size is None else any_size.merge(result, groups)
     if out is None and order == "K":
         return result
-    backend = get_backend("torch") if tracing.is_tracing() else own_arrays(arrays, out)[0]
+    backend = traced_backend("torch") if tracing.is_tracing() else own_arrays(arrays, out)[0]
     return backend.finish(result, out, order, options["casting"])
 
 
@@ -355,7 +355,7 @@ def compile_call(
     """Return what computes a call of these dtype, order, casting and optimize; ``folded`` makes more of its plan."""
     order, casting = options["order"], options["casting"]
     if is_sliced(options["optimize"]):
-        run: Callable[..., Any] = _imported("limited.in_slices", subscripts, backend, arrays, options)
+        run: Callable[..., Any] = _imported("in_slices", subscripts, backend, arrays, options)
     else:
         own = backend.own_way(subscripts, arrays, **options)
         if own is not None:

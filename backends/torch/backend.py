@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import nullcontext
 from functools import cache, partial
 from math import prod
 from typing import Any
@@ -27,13 +28,14 @@ from einops_fast.backends.torch.ceilings import aimed_at, target_of
 from einops_fast.backends.torch.ceilings import kernel_dtypes as kernel_dtypes
 from einops_fast.backends.torch.destinations import TorchDestinations
 from einops_fast.backends.torch.einsum.native import any_einsum, einsum_alone, einsum_of, gives_c_order, pair_einsum
-from einops_fast.backends.torch.errors import copied_to, naming_operands, refuse_layouts
+from einops_fast.backends.torch.errors import check_casting, copied_to, naming_operands, refuse_layouts
 from einops_fast.backends.torch.steps import stacked_product
 from einops_fast.backends.torch.types import (
     HALVES,
     PLAIN,
     any_nested,
     called_alike,
+    can_cast,
     guards_of,
     has_one_way,
     is_backward,
@@ -47,6 +49,7 @@ from einops_fast.backends.torch.types import (
     shapes_of,
     share_storage,
     signs_of,
+    unrecorded,
 )
 from einops_fast.dtypes import dtype_name
 from einops_fast.errors import OperandError
@@ -89,6 +92,7 @@ class TorchBackend(TorchDestinations):
     module = "torch"
     is_backward = staticmethod(is_backward)
     shapes = staticmethod(shapes_of)
+    check_casting = staticmethod(check_casting)
     float32_precision = staticmethod(lambda: settled(fp32_precision()))
 
     def __init__(self) -> None:
@@ -183,13 +187,8 @@ class TorchBackend(TorchDestinations):
     def numerics(self, operands: Sequence[Any], dtype: Any, casting: str) -> Numerics:
         dtypes = [operand.dtype for operand in operands]
         wanted = dtypes[0] if dtype is None else dtype
-        if not isinstance(wanted, torch.dtype):
-            raise OperandError(f"dtype is a torch.dtype, not {dtype!r}")
-        for at, own in enumerate(dtypes):
-            if dtype is not None and casting != "unsafe" and not torch.can_cast(own, wanted):
-                raise OperandError(
-                    f"operand {at} has dtype {own}, which casting={casting!r} doesn't convert to {wanted}"
-                )
+        if dtype is not None:
+            self.check_casting(operands, dtype, casting)
         for at, operand in enumerate(operands):
             if type(operand) not in PLAIN or operand.layout is not torch.strided:
                 reason = f"operand {at} is a {type(operand).__name__} of layout {operand.layout}"
@@ -283,8 +282,10 @@ class TorchBackend(TorchDestinations):
         return free_memory() // item if device.type == "cpu" else None
 
     def check_out(self, result: Any, out: Any, casting: str) -> None:
-        super().check_out(result, out, casting)
-        if casting != "unsafe" and not torch.can_cast(result.dtype, out.dtype):
+        # While torch.jit.trace records, sizes are tensors.
+        with nullcontext() if torch._C._get_tracing_state() is None else unrecorded():
+            super().check_out(result, out, casting)
+        if casting != "unsafe" and not can_cast(result.dtype, out.dtype):
             raise OperandError(f"casting={casting!r} doesn't convert {result.dtype} to out's {out.dtype}")
         if out.device != result.device:
             raise OperandError(f"out is on {out.device}, the operands are on {result.device}")

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from einops_fast.backends.base import Run
-from einops_fast.backends.torch.types import PLAIN
+from einops_fast.backends.torch.types import PLAIN, can_cast
 from einops_fast.dtypes import dtype_name
 from einops_fast.errors import OperandError
 from einops_fast.planning.cost import ITEM_SIZES
@@ -40,6 +40,17 @@ def refuse_layouts(operands: Sequence[Any]) -> None:
             operand.stride()
         except RuntimeError as error:
             raise OperandError(f"operand {at} is {_layout_of(operand)}: torch has no einsum of it") from error
+
+
+def check_casting(operands: Sequence[Any], dtype: Any, casting: str) -> None:
+    """Raise OperandError unless ``casting`` lets the operands be converted to ``dtype``."""
+    if not isinstance(dtype, torch.dtype):
+        raise OperandError(f"dtype is a torch.dtype, not {dtype!r}")
+    for at, operand in enumerate(operands):
+        if casting != "unsafe" and not can_cast(operand.dtype, dtype):
+            raise OperandError(
+                f"operand {at} has dtype {operand.dtype}, which casting={casting!r} doesn't convert to {dtype}"
+            )
 
 
 def copied_to(out: Any, result: Any) -> Any:

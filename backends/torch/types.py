@@ -190,6 +190,14 @@ def shapes_of(operands: Sequence[Any]) -> Hashable:
     return tuple(shapes)
 
 
+def can_cast(own: torch.dtype, wanted: torch.dtype) -> bool:
+    """Return whether a dtype converts to another by torch's rules; torch.compile can't trace torch's own function."""
+    return torch.can_cast(own, wanted)
+
+
+can_cast._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 def share_storage(one: Any, other: Any) -> bool:
     """Whether two tensors may have elements in common; while torch.compile traces, it sees to that itself."""
     if torch.compiler.is_compiling() or any(

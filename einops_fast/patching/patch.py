@@ -12,7 +12,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from einops_fast.annotations import Framework
 from einops_fast.backends import get_backend
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from einops_fast.compiler.front import CompileReplacement
     from einops_fast.patching.replacement import Replacement
 
-    AnyReplacement = Replacement | AttentionReplacement | CompileReplacement
+    AnyReplacement: TypeAlias = Replacement | AttentionReplacement | CompileReplacement
 
 FUNCTIONS = {
     "numpy": "numpy.einsum",

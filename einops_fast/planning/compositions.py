@@ -231,6 +231,7 @@ def check_sizes(sizes: Mapping[str, int], equation: str) -> None:
     """Raise ShapeError if one of the sizes that are given can't be one."""
     for name, size in sizes.items():
         with suppress(TypeError, ValueError, RuntimeError):  # of an array of several elements, or of texts
-            if not isinstance(size, str) and hasattr(size, "__index__") and size >= 0:
+            # Of a size that torch.compile traces, it can't tell attributes.
+            if (isinstance(size, int) or (not isinstance(size, str) and hasattr(size, "__index__"))) and size >= 0:
                 continue
         raise ShapeError(point_at(f"the size of axis {name!r} is no number that it can have: {size!r}", equation))

@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import Any
 
 from einops_fast.arguments import Call, hashable, read_call, read_options
+from einops_fast.backends import get_backend
 from einops_fast.dtypes import FLOATS, dtype_name
 from einops_fast.planning.cost import is_integer
 from einops_fast.planning.notation import bind_sizes
@@ -51,8 +52,25 @@ def call_traced(
     letters = _letters(call.spelled, _shapes(arrays))
     if isinstance(arrays[0], numpy.ndarray):
         return _call_numpy(letters, arrays, out, dtype, order, casting)
+    backend = traced_backend("torch")
+    if dtype is not None:
+        backend.check_casting(arrays, dtype, casting)
     result = einsum_traced(letters, arrays, dtype, optimize, autotune, precision)
-    return _ordered(result, arrays, order) if out is None else out.copy_(result)
+    if out is None:
+        return _ordered(result, arrays, order)
+    # Of one operand it may be a view, and memory can't be compared while torch.compile traces.
+    return backend.finish(result.clone() if len(arrays) == 1 else result, out, "K", casting)
+
+
+def traced_backend(name: str) -> Any:
+    """Return a backend in code that torch.compile traces, which can't wake one."""
+    _wake(name)
+    return get_backend(name)
+
+
+def _wake(name: str) -> bool:
+    get_backend(name)
+    return True
 
 
 def einsum_traced(
@@ -113,6 +131,7 @@ def _call_numpy(letters: str, arrays: Sequence[Any], out: Any, dtype: Any, order
 
     result = numpy.einsum(letters, *arrays, dtype=dtype, casting=casting)
     if out is not None:
+        traced_backend("numpy").check_out(result, out, casting)
         out[...] = result
         return out
     if order == "K":
@@ -206,5 +225,6 @@ def _computed_in(terms: Sequence[str], output: str, kind: str, dtypes: tuple[str
     return found
 
 
+_wake._dynamo_marked_constant = True  # type: ignore[attr-defined]
 _letters._dynamo_marked_constant = True  # type: ignore[attr-defined]
 _for_operator._dynamo_marked_constant = True  # type: ignore[attr-defined]
