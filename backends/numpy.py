@@ -133,7 +133,10 @@ class NumpyBackend(NdarrayBackend):
     def convert(self, value: Any, name: str) -> Any:
         # Subclasses that change nothing but methods (a matrix, a memmap) count as plain arrays, as in numpy.einsum.
         refuse_foreign(value, name)
-        array = np.asarray(value)
+        try:
+            array = np.asarray(value)
+        except ValueError as error:
+            raise OperandError(f"{name} is a {type(value).__name__} that is no array: {error}") from None
         if array.dtype == object and not isinstance(value, (np.ndarray, list, tuple, Number)):
             raise OperandError(f"{name} is of type {type(value).__name__}: no backend knows it")
         return array

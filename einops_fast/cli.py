@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import warnings
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -65,10 +66,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 if options.command in ("run", "fusions"):
                     then = partial(run, options, program)
                 else:
-                    status = options.answer(options)
+                    with warnings.catch_warnings():
+                        warnings.showwarning = _show_in_a_line
+                        status = options.answer(options)
     except (EinsumError, ImportError, OSError) as error:
         return refuse(error)
     return status if then is None else then()
+
+
+def _show_in_a_line(message: Warning | str, *where: Any, **more: Any) -> None:
+    """Print a warning as errors are printed: which line of ours gave it doesn't help who runs a command."""
+    print(f"einops-fast: {message}", file=sys.stderr)
 
 
 class _Completion(argparse.Action):

@@ -186,6 +186,8 @@ def test_patches_several_frameworks():
         (["metrics", "summarize", "/dev/null"], "no tables of metrics in /dev/null"),
         (["tune", "/dev/null"], "no calls in /dev/null"),
         (["cache", "import", "/dev/null"], "/dev/null is no bundle"),
+        (["cache", "import", "/dev"], "/dev is no bundle: bundle.json can't be read: No such file or directory\n"),
+        (["cache", "import", "/dev/no"], "/dev/no is no bundle: No such file or directory\n"),
         (["cache", "burn"], "einops-fast cache: "),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value),
@@ -293,6 +295,15 @@ def test_a_cache_that_is_not_there(cache, capsys):
         assert main(["cache", *arguments]) == 0
         assert capsys.readouterr() == (printed, "")
     assert not cache.exists()
+
+
+@pytest.mark.filterwarnings("default:the cache of einops_fast")
+def test_a_warning_is_one_line(cache, capsys, monkeypatch):
+    monkeypatch.setattr(disk_cache, "_known_trouble", set())
+    cache.write_text("no folder")
+    assert main(["cache", "show"]) == 0
+    told = f"einops-fast: the cache of einops_fast can't read {cache}/v1, and goes on without it: Not a directory\n"
+    assert capsys.readouterr() == (f"there are no entries in {cache}\n", told)
 
 
 def test_clears_the_cache(cache, capsys):

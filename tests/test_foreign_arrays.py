@@ -88,6 +88,24 @@ def test_refused_by_name_and_type(call: Callable[[Any], Any], name: str, foreign
             call(foreign)
 
 
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda x: fast_einsum("ij,jk->ik", VALUES, x), "operand 1"),
+        (lambda x: fast_einsum(x, ["row", "column"]), "operand 0"),
+        (lambda x: contract_expression("ij,jk->ik", (2, 2), (2, 2))(VALUES, x), "operand 1"),
+        (lambda x: explain("ij,jk->ik", x, VALUES), "operand 0"),
+        (lambda x: ops.softmax(x, -1), "the input"),
+        (lambda x: attention("i d, j d -> i d", VALUES, x, VALUES), "k"),
+        (lambda x: attention("i d, j d -> i d", VALUES, VALUES, VALUES, mask=("i j", x)), "mask"),
+    ],
+)
+def test_lists_of_unlike_lengths_are_refused_by_name(call: Callable[[Any], Any], name: str) -> None:
+    for _ in range(2):
+        with pytest.raises(OperandError, match=rf"^{name} is a list that is no array: .*inhomogeneous shape"):
+            call([[1, 2], [3]])
+
+
 def test_out_is_refused(foreign: Any) -> None:
     with pytest.raises(OperandError, match="out is of type"):
         fast_einsum("ij,jk->ik", VALUES, VALUES, out=foreign)

@@ -47,6 +47,8 @@ def _normed(**options: Any) -> Any:
         (_attention, {"attention_mask": SEEN, "bias": MATRIX}, {"mask": SEEN, "bias": MATRIX}),
         (_attention, {"attn_mask": MATRIX}, {"bias": MATRIX}),
         (_attention, {"attn_mask": None, "p": 0.0}, {}),
+        (_attention, {"causal": False, "is_causal": True}, {"causal": True}),
+        (_attention, {"mask": None, "attn_mask": SEEN}, {"mask": SEEN}),
         (_attention, {"softmax_scale": 0.3}, {"scale": 0.3}),
         (_attention, {"window_size": (1, -1)}, {"window": (1, None)}),
         (_attention, {"window_size": 1, "causal": True}, {"window": 1, "causal": True}),

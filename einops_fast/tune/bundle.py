@@ -92,24 +92,24 @@ def pack(path: Path, kernels: Path, capability: tuple[int, int], device: str | N
 def bring_in(path: Path) -> Brought:
     """Copy the kernels and choices of a bundle to where they are looked for on this machine."""
     if path.is_dir():
-        return _bring_in(path)
+        return _bring_in(path, path)
     with tempfile.TemporaryDirectory() as made:
         try:
             with zipfile.ZipFile(path) as archive:
                 archive.extractall(made)
         except (OSError, zipfile.BadZipFile) as error:
-            raise EinsumError(f"{path} is no bundle: {error}") from None
-        return _bring_in(Path(made))
+            raise EinsumError(f"{path} is no bundle: {disk_cache.reason(error)}") from None
+        return _bring_in(Path(made), path)
 
 
-def _bring_in(folder: Path) -> Brought:
+def _bring_in(folder: Path, given: Path) -> Brought:
     try:
         about = json.loads((folder / _ABOUT).read_text("utf-8"))
         _check(about["sources"], tuple(about["capability"]), about["device"])
     except EinsumError:
         raise
     except (OSError, *_MALFORMED) as error:
-        raise EinsumError(f"it is no bundle of einops-fast tune: {error}") from None
+        raise EinsumError(f"{given} is no bundle: {_ABOUT} can't be read: {disk_cache.reason(error)}") from None
     choices, own, unlike = 0, _versions(), dict[str, None]()
     for file in sorted(folder.glob(f"{_CHOICES}/*.json")):
         key, record = _entry(file)
