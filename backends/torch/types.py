@@ -133,13 +133,20 @@ def may_read_values(*tensors: Any) -> bool:
     return all(type(each) in PLAIN and each.is_cpu and not is_batched(each) for each in tensors)
 
 
-def guards_of(operands: Sequence[Any]) -> Callable[..., bool] | None:
-    """Return what compares tensors with these, and which of them are one and the same; ``None`` if nothing does."""
+def guards_of(operands: Sequence[Any], sizes: Sequence[Sequence[int | None]] = ()) -> Callable[..., bool] | None:
+    """Return what compares tensors with these, and which of them are one and the same; ``None`` if nothing does.
+
+    Where there are ``sizes`` of each, it compares these, ``None`` for any, and no strides.
+    """
     if _guards is None:
         return None
     firsts = [next(at for at, other in enumerate(operands) if other is each) for each in operands]
     own = sorted({*firsts})
-    guarded = _guards(*[operands[at] for at in own], dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+    compared = [sizes[at] for at in own] if sizes else None
+    any_strides = [[None] * len(each) for each in compared] if compared else None
+    guarded = _guards(
+        *[operands[at] for at in own], dynamic_dims_sizes=compared, dynamic_dims_strides=any_strides
+    ).check
     if len(own) == len(operands):
         check: Callable[..., bool] = guarded
     else:  # the guards refuse one tensor twice

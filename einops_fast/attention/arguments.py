@@ -16,7 +16,7 @@ from einops_fast.errors import EinsumError, OperandError, SubscriptsError
 from einops_fast.foreign import refuse_stand_in
 from einops_fast.runtime.tracing import is_tracing
 
-_FURTHER = "bias", "mask", "alibi_slopes", "sinks", "cache_seqlens", "block_table"
+FURTHER = "bias", "mask", "alibi_slopes", "sinks", "cache_seqlens", "block_table"
 """Arrays, each perhaps with its own pattern."""
 
 
@@ -40,7 +40,7 @@ def read_call(
     arrays: dict[str, Any] = {"q": q, "k": k, "v": v}
     patterns: dict[str, str | None] = {}
     for name, value in rest.items():
-        if value is not None and name in _FURTHER:
+        if value is not None and name in FURTHER:
             array, axes = _named(value)
             if name == "mask":
                 array = torch_state.plain_mask(array, q)

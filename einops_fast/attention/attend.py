@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Hashable, Mapping
-from functools import partial
+from collections.abc import Hashable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 
@@ -14,29 +13,32 @@ from einops_fast.attention.arguments import read_call
 from einops_fast.attention.choice import choose, is_refusal, refusals, remember_refusal, warn_of_refusals
 from einops_fast.attention.options import Options, Request
 from einops_fast.attention.prepare import Plan, make_plan
-from einops_fast.attention.registry import Prepared, allowed_names, unchecked_names
+from einops_fast.attention.registry import Prepared, allowed_names
 from einops_fast.attention.traced import known_call, known_kinds, known_options, known_plan, may_be_known
+from einops_fast.attention.words import WORDS, are_plain, by_words
 from einops_fast.backends import Backend, awake_types, backend_for_type, get_backend
 from einops_fast.backends.base import Likeness
 from einops_fast.errors import OperandError
 from einops_fast.foreign import refuse_stand_in
 from einops_fast.observing import observers
 from einops_fast.observing.calls import tell
-from einops_fast.runtime import tracing
 from einops_fast.runtime.autocast import autocasts
-from einops_fast.runtime.new_shapes import by_question, came_with
-from einops_fast.runtime.plan_cache import emptied_with_plans, has_room, keep, recall, remember_alike
+from einops_fast.runtime.plan_cache import (
+    emptied_with_plans,
+    has_room,
+    keep,
+    keep_for_all_shapes,
+    recall,
+    remember_alike,
+)
 from einops_fast.runtime.tracing import is_sharded, is_tracing, outside_of_graphs
-from einops_fast.runtime.tuning import current_mode, unchecked_mode
+from einops_fast.runtime.tuning import current_mode
 from einops_fast.vocabulary import respelled
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from einops_fast.annotations import AttentionOptions
-
-_SIDES = frozenset({int, type(None)})
-"""What windows, and their sides, are in calls that are kept by their words: what is in an array may change."""
 
 
 @overload
@@ -49,6 +51,7 @@ def attention(
 ) -> tuple[ArrayT, ArrayT]: ...
 @overload
 def attention(*operands: str | ArrayT, return_lse: bool, **options: Unpack[AttentionOptions]) -> Any: ...
+@by_words
 def attention(
     *operands: Any,
     layout: Layout | None = None,
@@ -133,32 +136,13 @@ def attention(
         >>> attention('b i h d, b j g d, b j g e -> b i h e', q, k, k, causal=True).shape
         (2, 5, 8, 16)
     """
+    words: Hashable = unknown.pop(WORDS, None)
     if unknown:
-        return respelled(attention, unknown, locals())
-    words: Hashable = None
-    if (
-        segment_ids is cu_seqlens_q is cu_seqlens_kv is max_seqlen_q is max_seqlen_kv is None
-        and (type(window) in _SIDES or (type(window) is tuple and _SIDES.issuperset(map(type, window))))
-        and type(softcap) is float and type(dropout_p) is float and (scale is None or type(scale) is float)
-        and len(operands) > 2 and not tracing.is_followed() and not torch_state.is_strict()
-    ):  # fmt: skip
-        arrays = operands[-3:]
-        further: tuple[Any, ...] = ()
-        if not (bias is mask is alibi_slopes is sinks is cache_seqlens is block_table is None):
-            for array in (bias, mask, alibi_slopes, sinks, cache_seqlens, block_table):
-                named = type(array) is tuple and len(array) == 2 and type(array[0]) is str
-                axes, array = array if named else (array is None, array)
-                further = (*further, axes)
-                if array is not None:
-                    arrays = (*arrays, array)
-        words = (
-            operands[:-3], layout, sequence, causal, window, softcap, scale, dropout_p, alignment, return_lse, further,
-            deterministic, unchecked_names(), unchecked_mode(), registry.generation,
-        )  # fmt: skip
-        run = known(words, arrays)
-        if run is not None:
-            return run(*arrays)
+        return respelled(_careful if is_tracing() else attention, unknown, locals())
     options = Options(causal, alignment, window, softcap, scale, dropout_p, return_lse, deterministic)
+    if not (segment_ids is cu_seqlens_q is cu_seqlens_kv is max_seqlen_q is max_seqlen_kv is None
+            and are_plain(sequence, *options)):  # fmt: skip
+        words = None
     rest = {
         "bias": bias, "mask": mask, "alibi_slopes": alibi_slopes, "sinks": sinks, "segment_ids": segment_ids,
         "cache_seqlens": cache_seqlens, "block_table": block_table, "cu_seqlens_q": cu_seqlens_q,
@@ -167,15 +151,8 @@ def attention(
     return attend(*read_call(operands, layout, sequence, options, rest), words)
 
 
-def known(words: Hashable, arrays: tuple[Any, ...]) -> Callable[..., Any] | None:
-    """Return what :func:`attend` kept of a call in these words that is right for these arrays, which it takes."""
-    try:
-        run = recall(words, arrays)
-        if run is None and (shapes := by_question.get(words)) is not None:
-            run = shapes.at_once(arrays)
-        return run
-    except (AttributeError, IndexError, TypeError, RuntimeError):  # such arrays have no sizes, or an option no hash
-        return None
+# torch.compile can't follow how a signature is found beneath a decorator.
+_careful = vars(attention)["_torchdynamo_inline"]
 
 
 def attend(request: Request, arrays: dict[str, Any], words: Hashable = None) -> Any:
@@ -242,12 +219,13 @@ def attend(request: Request, arrays: dict[str, Any], words: Hashable = None) -> 
     if question is not None and like is not None:
         remember_alike(question, like, prepared.run, given)
         if words is not None:
-            remember_alike(words, like, prepared.run, given)
-            options = request.options
-            if prepared.of_any_length is not None and not options.deterministic:
-                # A scale holds for one width.
-                at_once = partial(prepared.of_any_length, options.scale is not None)
-                came_with(words).notice(given, at_once, backend.shapes)
+            alike = None
+            if prepared.of_any_length is not None and not observers.observed():  # an observer sees each plan
+                alike = prepared.of_any_length(request.options.scale is not None)  # a scale holds for one width
+            if alike is not None and alike(given):
+                keep_for_all_shapes(words, alike, prepared.run)
+            else:
+                remember_alike(words, like, prepared.run, given)
     return result
 
 

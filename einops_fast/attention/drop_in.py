@@ -9,9 +9,10 @@ from typing import Any, NoReturn
 from einops_fast.annotations import ArrayT
 from einops_fast.attention import registry, torch_state
 from einops_fast.attention.arguments import read_call
-from einops_fast.attention.attend import attend, known
+from einops_fast.attention.attend import attend
 from einops_fast.attention.options import Options
 from einops_fast.attention.registry import unchecked_names
+from einops_fast.attention.words import known
 from einops_fast.dtypes import FLOATS, dtype_name
 from einops_fast.errors import OperandError
 from einops_fast.foreign import refuse_stand_in
@@ -66,7 +67,7 @@ def scaled_dot_product_attention(
     if unknown:
         return respelled(scaled_dot_product_attention, unknown, locals())
     causal: Any = is_causal
-    if type(attn_mask).__name__ == "CausalBias":
+    if attn_mask is not None and type(attn_mask).__name__ == "CausalBias":
         found = torch_state.causal_of(attn_mask, query, key)
         if is_causal is not False:
             raise OperandError("attn_mask is a CausalBias, which says what is_causal would say: give one of them")

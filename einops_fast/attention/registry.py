@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
 from einops_fast.attention.torch_state import seed_for
 from einops_fast.backends import check_registration
+from einops_fast.backends.base import Likeness
 from einops_fast.errors import OperandError
 from einops_fast.planning.cost import Ceilings
 from einops_fast.runtime.blocks import Setting, holding, traced_value
@@ -26,8 +27,8 @@ class Prepared(NamedTuple):
     """What makes the caller's result in calls of one kind."""
 
     run: Callable[..., Any]  # takes the arrays as they are given, one by one
-    # Returns what computes arrays of other sizes alike, or `None`; it is told whether it is to hold for one head_dim.
-    of_any_length: Callable[[bool, Sequence[Any]], Callable[..., Any] | None] | None = None
+    # Returns the likeness of arrays of all sizes that it is right for; it is told whether that is one head_dim alone.
+    of_any_length: Callable[[bool], Likeness | None] | None = None
 
 
 class Implementation(ABC):

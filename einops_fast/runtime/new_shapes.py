@@ -3,8 +3,7 @@
 A plan takes longer to make than a small einsum takes to run, and pays where its shapes come back. So small operands go
 to the framework when their shapes come for the first time, and are planned when these come for the second time. On a
 GPU, where a plan comes to nothing before its kernels are there, pairs are planned some calls later. Large operands of
-a CPU are planned at once, as are all operands where somebody observes or traces the call. Attention plans two shapes;
-what computes these computes others that come for the first time, if it holds for all lengths.
+a CPU are planned at once, as are all operands where somebody observes or traces the call.
 """
 
 from __future__ import annotations

@@ -25,11 +25,14 @@ _Alike = tuple[tuple[Callable[[Sequence[Any]], bool], Callable[..., Any]], ...]
 _alike: dict[Hashable, _Alike | dict[Hashable, _Alike]] = {}
 """By what is asked, but for the operands; where there are many plans, those are found by the operands' shapes."""
 
+of_all_shapes: dict[Hashable, _Alike] = {}
+"""By the same question, plans for operands of all shapes, which are looked at first where there are any."""
+
 _lock = threading.Lock()
 
 _keepers: weakref.WeakSet[Any] = weakref.WeakSet()
 
-_caches: list[dict[Any, Any]] = [compiled, _alike]
+_caches: list[dict[Any, Any]] = [compiled, _alike, of_all_shapes]
 
 
 def emptied_with_plans(cache: dict[K, T]) -> dict[K, T]:
@@ -77,6 +80,14 @@ def remember_alike(question: Hashable, like: Callable[[Sequence[Any]], bool] | N
         others: Any = kept.get(key, ())
         if (like, run) not in others:
             kept[key] = ((like, run), *others[: _ALIKE - 1])
+
+
+def keep_for_all_shapes(question: Hashable, like: Callable[[Sequence[Any]], bool], run: Callable[..., Any]) -> None:
+    """Keep a compiled plan for operands that are like others but for sizes; the oldest of its question goes first."""
+    with _lock:
+        if len(of_all_shapes) >= LIMIT:
+            of_all_shapes.clear()
+        of_all_shapes[question] = ((like, run), *of_all_shapes.get(question, ())[: _ALIKE - 1])
 
 
 def recall(question: Hashable, operands: Sequence[Any]) -> Callable[..., Any] | None:

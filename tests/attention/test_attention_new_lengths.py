@@ -1,11 +1,12 @@
-"""Attention whose lengths change from call to call, on a CPU: right for any, and planned where lengths come back."""
+"""Attention whose lengths change from call to call, on a CPU: right for any, by the plan of one."""
 
 from typing import Any
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
-from einops_fast import attention, scaled_dot_product_attention
+from einops_fast import attention, attention_backend, scaled_dot_product_attention
 from einops_fast.attention import attend
 from einops_fast.errors import EinsumError
 from einops_fast.runtime.plan_cache import clear_plans
@@ -20,6 +21,7 @@ def plain(q: Any, k: Any, v: Any) -> Any:
     return torch.softmax(q @ k.mT * q.shape[-1] ** -0.5, -1) @ v
 
 
+CALL = "b h i d, b h j d, b h j e -> b h i e"
 CALLS = {
     "bhsd": (lambda q, k, v: attention(q, k, v, layout="bhsd"), (0, 1, 2, 3)),
     "bshd": (lambda q, k, v: attention(q, k, v, layout="bshd"), (0, 2, 1, 3)),
@@ -41,19 +43,16 @@ def plans(name: str, sizes: list[tuple[int, ...]]) -> list[int]:
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_every_length_is_right_and_planned_when_it_comes_back(name: str) -> None:
+def test_every_length_is_right_and_has_the_plan_of_the_first(name: str) -> None:
     sizes = [(2, 4, 5, 7, 8), (2, 4, 6, 6, 8), (2, 4, 1, 9, 8), (3, 2, 9, 1, 4), (1, 1, 3, 2, 8), (2, 4, 5, 7, 8)]
-    planned = plans(name, sizes * 2)
-    assert planned[:5] == [1, 2, 2, 2, 2]
-    assert planned[-1] == 5
+    assert plans(name, sizes * 2) == [1] * 12
     for single in ((1, 4), (3, 1)):  # one sequence or one head
         clear_plans()
         kinds = [each for each in (single, single, single, (3, 2), (1, 1)) for _ in range(2)]
         planned = plans(
             name, [(*kind, 1 if at % 2 else 5 + at, 4 + at if at % 2 else 7, 8) for at, kind in enumerate(kinds)]
         )
-        assert planned[2:] == [planned[2]] * 8
-        assert planned[2] <= 3
+        assert planned == [1] * 10
 
 
 OTHERS = {
@@ -76,6 +75,57 @@ def test_operands_of_another_kind(other: str) -> None:
     heads = q.shape[1] // k.shape[1]
     wide = k.repeat_interleave(heads, 1), v.repeat_interleave(heads, 1)
     torch.testing.assert_close(found, plain(q, *wide))
+
+
+@pytest.mark.parametrize("causal", [True, "bottom_right"])
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("scale", [None, 0.3, -0.5])
+def test_causal_lengths_whichever_query_faces_the_last_key(causal: Any, gradients: bool, scale: float | None) -> None:
+    """One query of many keys, as many as keys, fewer and more of them, whose first ones see nothing."""
+    for q_len, kv_len in ((1, 5), (1, 6), (4, 4), (5, 5), (3, 7), (7, 3), (1, 1), (2, 1), (200, 300)):
+        q = torch.randn(2, 4, q_len, 8, requires_grad=gradients)
+        k, v = (torch.randn(2, 2, kv_len, 8, requires_grad=gradients) for _ in range(2))
+        found = attention(q, k, v, layout="bhsd", causal=causal, scale=scale)
+        exact = [each.detach().double().requires_grad_(gradients) for each in (q, k, v)]
+        with attention_backend("math"):
+            expected = attention(*exact, layout="bhsd", causal=causal, scale=scale)
+        torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-5)
+        if gradients:
+            seed = torch.randn_like(expected)
+            wanted = torch.autograd.grad(expected, exact, seed)
+            for own, other in zip(torch.autograd.grad(found, (q, k, v), seed.float()), wanted, strict=True):
+                torch.testing.assert_close(own.double(), other, rtol=1e-4, atol=1e-5)
+    if scale is None or scale > 0:
+        assert len([words for _, (names, *_), words in attend._calls if names is None]) == 1
+
+
+def test_transforms_of_lengths_that_are_new() -> None:
+    """torch's own function has no derivative forward."""
+
+    def call(q: Any) -> Any:
+        return attention(q, q * 2, q + 1, layout="bhsd")
+
+    for length in (3, 4, 5, 6):
+        call(torch.randn(2, 4, length, 8, dtype=torch.float64))
+    for length in (7, 8):
+        q, tangent = torch.randn(2, 2, 4, length, 8, dtype=torch.float64)
+        expected = torch.func.jvp(lambda q: plain(q, q * 2, q + 1), (q,), (tangent,))
+        torch.testing.assert_close(torch.func.jvp(call, (q,), (tangent,)), expected)
+        with forward_ad.dual_level():
+            torch.testing.assert_close(
+                forward_ad.unpack_dual(call(forward_ad.make_dual(q, tangent))).tangent, expected[1]
+            )
+
+
+@pytest.mark.parametrize(("axis", "message"), [(0, "'b'"), (1, "'h'"), (2, "'j'"), (3, "'d'")])
+def test_sizes_that_do_not_fit_are_told_after_many_lengths(axis: int, message: str) -> None:
+    for length in (3, 4, 5):
+        attention(CALL, *[torch.randn(2, 4, length, 8) for _ in range(3)])
+    for length in (5, 6):
+        k = torch.randn(*[size + 2 * (at == axis) for at, size in enumerate((2, 4, length, 8))])
+        v = torch.randn(*[size + 2 * (at == axis != 2) for at, size in enumerate((2, 4, length, 8))])
+        with pytest.raises(EinsumError, match=message):
+            attention(CALL, torch.randn(2, 4, 6, 8), k, v[..., :8])
 
 
 def _mask(q_len: int, kv_len: int, *lead: int) -> torch.Tensor:

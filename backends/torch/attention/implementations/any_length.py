@@ -6,70 +6,75 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from einops_fast.attention.spec import AttentionSpec
-from einops_fast.backends.torch.types import is_jit_tracing
-from einops_fast.runtime.autocast import autocasts
+from einops_fast.backends.base import Likeness
+from einops_fast.backends.torch.types import any_nested, guards_of, is_jit_tracing, recorder
 
 
 def of_any_length(
-    run: Callable[..., Any], order: Sequence[int], spec: AttentionSpec, arrays: Sequence[Any]
-) -> Callable[[bool, Sequence[Any]], Callable[..., Any] | None]:
-    """Return what gives ``run`` to arrays that differ from those of a planned call in sizes only.
+    order: Sequence[int], spec: AttentionSpec, arrays: Sequence[Any]
+) -> Callable[[bool], Likeness | None]:
+    """Return what makes a likeness to arrays of a planned call, in all but sizes; its sizes fit together.
 
-    It is asked with whether ``run`` holds for this head_dim alone, as where a scale was given, and with the arrays.
+    It is asked with whether the call holds for this head_dim alone, as where a scale was given.
 
     Args:
-        run: computes q, k, v, and a bias or mask if there is one.
         order: the axes of batch, heads, positions and features of q, k and v.
         spec: of the planned call.
-        arrays: those of the planned call.
+        arrays: q, k, v, and a bias or mask if there is one.
     """
-    q, k = arrays[:2]
-    kind, dtype, width = type(q), q.dtype, spec.head_dim
-    gradients, bias_gradient = spec.gradients, spec.bias_gradient
     batch, heads, positions, features = order
-    grouped = q.shape[heads] != k.shape[heads]
+    grouped = arrays[0].shape[heads] != arrays[1].shape[heads]
     mask = arrays[3] if len(arrays) > 3 else None
-    added = None if mask is None else (type(mask), mask.dtype)
     ones = [] if mask is None else [size == 1 for size in mask.shape]
 
-    def at_once(one_width: bool, operands: Sequence[Any]) -> Callable[..., Any] | None:
-        if is_jit_tracing():  # the sizes are traced tensors, which no decision may follow from
-            return None
-        wanted = False
-        for each in operands[:3]:
-            if type(each) is not kind or each.dtype is not dtype or not each.is_cpu:
-                return None
-            wanted = wanted or each.requires_grad
-        q, k, v = operands[:3]
-        shape, other = q.shape, k.shape
-        if len(shape) != 4 or len(other) != 4 or 0 in shape or 0 in other or other != v.shape or autocasts(q):
-            return None
-        # Written out: to slice shapes takes several microseconds.
-        of_q, of_k, differentiates = shape[heads], other[heads], torch.is_grad_enabled()
-        if (
-            shape[batch] != other[batch]
-            or shape[features] != other[features]
-            or (one_width and width != other[features])
-        ):
-            return None
-        if of_q != of_k and not (grouped and of_q % of_k == 0):
-            return None
-        of_mask = False
-        if added is not None:
-            mask = operands[3]
-            own = mask.shape
-            if type(mask) is not added[0] or mask.dtype is not added[1] or not mask.is_cpu or len(own) != len(ones):
-                return None
-            of_mask = mask.requires_grad
-            # An axis of one element is for all; the order of the others is that of the planned call.
-            sizes = (shape[batch], of_q, shape[positions], other[positions])[-len(own) :]
-            for size, full, one in zip(own, sizes, ones, strict=True):
-                if (size == 1) is not one or not (one or size == full):
-                    return None
-        if not differentiates or not (wanted or of_mask):  # gradients that nobody asks for make no difference
-            return run
-        return run if gradients and of_mask is bias_gradient else None
+    def fits(shapes: Sequence[Sequence[int]]) -> bool:
+        """Return whether sizes are those of one attention, of which an axis of one element stands for no longer one."""
+        q, k, v, *others = shapes
+        if len(q) != 4 or len(k) != 4 or k != v or 0 in q or 0 in k:
+            return False
+        if q[batch] != k[batch] or q[features] != k[features] or q[heads] % k[heads]:
+            return False
+        if q[heads] != k[heads] and not grouped:
+            return False
+        # The order of axes of a mask is that of the planned call.
+        sizes = q[batch], q[heads], q[positions], k[positions]
+        return not others or (
+            len(others[0]) == len(ones)
+            and all((size == 1) is one and (one or size == full)
+                    for size, full, one in zip(others[0], sizes[-len(ones) :], ones, strict=True))
+        )  # fmt: skip
 
-    return at_once
+    def likeness(one_width: bool) -> Likeness | None:
+        sizes: list[list[int | None]] = [[None] * each.dim() for each in arrays]
+        if one_width:
+            sizes[0][features] = spec.head_dim
+        check = guards_of(arrays, sizes)
+        for own, each in zip(sizes[:3], arrays, strict=False):
+            own[:] = [size if axis != positions else None for axis, size in enumerate(each.shape)]
+        check_all_but_lengths = guards_of(arrays, sizes)
+        if check is None or check_all_but_lengths is None:
+            return None
+        wanted, grad_mode = any(each.requires_grad for each in arrays), spec.gradients
+
+        # Each call of a new length comes through here: what is asked in C++ takes a tenth of what shapes take.
+        def like(operands: Sequence[Any]) -> bool:
+            if is_jit_tracing() or any_nested(operands):  # no decision may follow from traced sizes
+                return False
+            if mask is None and check_all_but_lengths(*operands):
+                q, k, v = operands
+                if not q.numel() or not k.numel() == v.numel() != 0:
+                    return False
+            elif not (check(*operands) and fits([each.shape for each in operands])):
+                return False
+            return (
+                (not wanted or torch.is_grad_enabled() is grad_mode)
+                and forward_ad._current_level < 0
+                and recorder() is None
+            )
+
+        return like
+
+    return likeness

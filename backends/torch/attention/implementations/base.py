@@ -108,7 +108,7 @@ class Sdpa(Implementation):
         call, order = on_the_way(run, ways), None
         if self._by_axes_alone(spec):
             order = order_of_axes(plan, axes, arrays, views, ways)
-        return Prepared(call, None if order is None else of_any_length(call, order, spec, arrays))
+        return Prepared(call, None if order is None else of_any_length(order, spec, arrays))
 
     def _by_axes_alone(self, spec: AttentionSpec) -> bool:
         """Return whether :meth:`plain` gives the same for all sizes of the axes."""

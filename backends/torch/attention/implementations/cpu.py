@@ -6,6 +6,7 @@ The log of the denominator and second derivatives, which it lacks, are in :mod:`
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ import torch
 
 from einops_fast.attention.registry import Prepared
 from einops_fast.attention.spec import AttentionInputs, AttentionSpec
-from einops_fast.backends.torch.attention.implementations.base import Sdpa
+from einops_fast.backends.torch.attention.implementations.base import Sdpa, is_plain
 from einops_fast.backends.torch.attention.implementations.cpu_gradients import (
     TRIED,
     added_mask,
@@ -48,6 +49,22 @@ def _with_added_mask(run: Callable[..., Any], q: Any, k: Any, v: Any, mask: Any,
     if q.is_cpu and mask.numel() >= _MANY:
         mask = added_mask(mask, q.dtype)
     return run(q, k, v, mask, *others, **options)
+
+
+def _facing_last(run: Callable[..., Any], q: Any, k: Any, v: Any, **options: Any) -> Any:
+    """Call torch's function with the last query facing the last key, where its own causality has the first ones."""
+    queries, keys = q.shape[-2], k.shape[-2]
+    if queries == 1:  # it sees all keys
+        return run(q, k, v, **options)
+    if queries == keys:
+        return run(q, k, v, is_causal=True, **options)
+    seen = torch.ones((queries, keys), dtype=torch.bool, device=q.device).tril_(keys - queries)
+    return _with_added_mask(run, q, k, v, seen, **options)
+
+
+def _is_causal_alone(spec: AttentionSpec) -> bool:
+    """Return whether there is nothing but causality, whichever query faces which key."""
+    return spec.causal and spec.scale > 0 and is_plain(replace(spec, causal=False))
 
 
 def _is_empty(spec: AttentionSpec) -> bool:
@@ -144,21 +161,25 @@ class Cpu(Sdpa):
         return axes.back(result), axes.back(lse)
 
     def plain(self, spec: AttentionSpec, axes: FourAxes) -> Callable[..., Any] | None:
-        if not (self._is_plain(spec) or _is_masked(spec)):
+        causal_alone = _is_causal_alone(spec)
+        if not (self._is_plain(spec) or _is_masked(spec) or causal_alone):
             return None
         options: dict[str, Any] = {"dropout_p": spec.dropout_p} if spec.dropout_p else {}
-        if spec.causal:
+        facing_last = causal_alone and spec.alignment == "bottom_right"
+        if spec.causal and not facing_last:
             options["is_causal"] = True
         if spec.scale != max(1, spec.head_dim) ** -0.5:
             options["scale"] = spec.scale
         if axes.grouped:
             options["enable_gqa"] = True
         # Each argument that is as it would be anyway takes torch time to read.
-        run = self._native(spec)
+        run = self._native(replace(spec, causal=False) if facing_last else spec)
+        if facing_last:
+            run = partial(_facing_last, run)
         return partial(run, **options) if options else run
 
     def _by_axes_alone(self, spec: AttentionSpec) -> bool:
-        by_position = not spec.causal or spec.alignment == "top_left"
+        by_position = not spec.causal or spec.alignment == "top_left" or _is_causal_alone(spec)
         return by_position and spec.head_dim == spec.v_head_dim and not _is_empty(spec)
 
     def _native(self, spec: AttentionSpec) -> Callable[..., Any]:
