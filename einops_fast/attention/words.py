@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from einops_fast.attention import registry, torch_state
 from einops_fast.attention.arguments import FURTHER
 from einops_fast.attention.registry import unchecked_names
+from einops_fast.runtime import tracing
 from einops_fast.runtime.plan_cache import of_all_shapes, recall
 from einops_fast.runtime.tuning import unchecked_mode
 
@@ -30,7 +31,7 @@ def by_words(careful: A) -> A:
     @wraps(careful)
     def attention(*operands: Any, **options: Any) -> Any:
         arrays = operands[-3:]
-        if len(arrays) < 3 or torch_state.is_strict():
+        if len(arrays) < 3 or tracing.is_followed() or torch_state.is_strict():
             return careful(*operands, **options)
         own: Hashable = (*options.items(),)
         if not _ARRAYS.isdisjoint(options):

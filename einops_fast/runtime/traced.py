@@ -131,7 +131,8 @@ def _call_numpy(letters: str, arrays: Sequence[Any], out: Any, dtype: Any, order
 
     result = numpy.einsum(letters, *arrays, dtype=dtype, casting=casting)
     if out is not None:
-        traced_backend("numpy").check_out(result, out, casting)
+        # The compiler knows the dtypes of tensors alone.
+        traced_backend("torch").check_out(torch.from_numpy(result), torch.from_numpy(out), casting)
         out[...] = result
         return out
     if order == "K":
