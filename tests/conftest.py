@@ -4,7 +4,7 @@ import functools
 import gc
 import os
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -50,20 +50,6 @@ else:
     os.environ.setdefault("TRITON_INTERPRET", "1")
     with suppress(ImportError):
         hurry()
-
-
-_OPTIONAL = {"torch", "triton", "transformers", "mxnet", "cupy"}
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, pytest.CollectReport, Any]:
-    """Skip what imports a framework that isn't installed."""
-    report = yield
-    error = report.call.excinfo and report.call.excinfo.value.__cause__  # type: ignore[attr-defined]
-    if isinstance(error, ModuleNotFoundError) and error.name in _OPTIONAL:
-        report.outcome = "skipped"
-        report.longrepr = str(collector.path), 0, f"Skipped: {error.name} isn't installed"
-    return report
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -256,7 +256,8 @@ def test_explanation_counts_packed_sequences_as_long_as_they_are(causal):
 
 
 def test_the_table_in_the_documentation_is_what_the_implementations_say():
-    pytest.importorskip("torch")
+    if pytest.importorskip("torch").__version__ < "2.13":
+        pytest.skip("the table is of a torch whose attention on a CPU has logarithms")
     from einops_fast.attention.features import feature_table
 
     text = (Path(__file__).parents[2] / "docs" / "reference" / "attention.md").read_text(encoding="utf-8")

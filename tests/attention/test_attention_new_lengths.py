@@ -170,7 +170,7 @@ def test_calls_of_other_kinds_are_not_planned_for_each_length(kind: str, transpo
     """Also where gradients are asked for, before or after the same lengths came without them."""
     native, ours = torch.nn.functional.scaled_dot_product_attention, scaled_dot_product_attention
     lengths = [(5, 7), (6, 6), (9, 3), (2, 4), (7, 5), (8, 9)]
-    for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-4)):
+    for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-3)):
         for gradients in (False, True, False):
             before = len(attend._calls)
             for pair in lengths if gradients else [(q_len + 10, kv_len) for q_len, kv_len in lengths]:

@@ -148,8 +148,14 @@ def dynamic(given: Operands, others: Operands) -> list[list[bool]]:
     ]
 
 
+BY_OLDER_TORCH = {"features of v", "bias", "packed attention"}
+"""Of which torch's own attention, or product, makes numbers of sizes before 2.13."""
+
+
 @every_case
 def test_fake_tensors_keep_their_symbols(name: str) -> None:
+    if name in BY_OLDER_TORCH and torch.__version__ < "2.13":
+        pytest.skip("this torch doesn't keep them itself")
     call, given, others = CASES[name]
     for gradients in (False, True):
         mode = FakeTensorMode(shape_env=ShapeEnv())
