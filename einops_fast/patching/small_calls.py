@@ -12,8 +12,6 @@ from itertools import combinations
 from types import FunctionType
 from typing import Any, TypeVar
 
-import numpy as np
-
 from einops_fast.observing.observers import observed
 from einops_fast.patching.function_body import FunctionBody
 from einops_fast.runtime import tracing
@@ -154,6 +152,8 @@ def _loops_take(options: Mapping[str, Any]) -> bool:
 @lru_cache(maxsize=64)
 def _is_real(dtype: Any) -> bool:
     """Return whether a dtype, however it is spelled, is one of real numbers."""
+    import numpy as np
+
     found = np.dtype(dtype)
     return found.isnative and 0 < found.num <= REAL
 
