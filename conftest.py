@@ -1,4 +1,4 @@
-"""What needs a framework that isn't installed is skipped, whichever folder it is in."""
+"""Skips tests in all folders that need a framework which isn't installed."""
 
 from collections.abc import Generator
 from doctest import UnexpectedException

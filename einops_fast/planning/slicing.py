@@ -52,7 +52,7 @@ _PRICED = 100_000
 """Steps that are priced for a call before only `_HURRIED` labels are: it takes two seconds."""
 
 _HURRIED = 2
-"""Labels whose cut is priced once so many steps were."""
+"""How many labels are priced from then on, in place of all."""
 
 _ALL = 0.05
 """Weight of all that is too much, beside the most."""

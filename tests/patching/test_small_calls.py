@@ -270,7 +270,7 @@ def test_order_and_dtype_of_small_calls_are_those_of_numpy(equation, dtype, opti
         with pytest.raises(EinsumError):
             fast_einsum(equation, *arrays, **options)
         return
-    swapped = options.get("dtype") == ">f8"  # of which NumPy's own loops make garbage
+    swapped = options.get("dtype") == ">f8"  # NumPy's own loops return garbage for it
     expected = np.einsum(equation, *arrays, **(options | {"dtype": "f8"} if swapped else options))
     for _ in range(3):
         result = fast_einsum(equation, *arrays, **options)

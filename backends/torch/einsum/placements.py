@@ -1,4 +1,4 @@
-"""How torch shards the operator of einsum on DTensors, in compiled code say: the rule follows from the equation."""
+"""How torch shards the einsum operator on DTensors: a rule that follows from the equation."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from einops_fast.planning.notation import parse
 def shardings(equation: str, shapes: list[tuple[int, ...]]) -> list[list[Any]]:
     """Return the placements of the result and of each operand along a dimension of the mesh, in all ways that fit.
 
-    All have everything; or one label is sharded, of which the result has shards, or else a sum that is pending; or a
-    sum that is pending in one operand is so in the result.
+    Either everything is replicated; or one label is sharded, in the result too, where it has it, and else the result is
+    a pending sum; or one operand is a pending sum, and so is the result.
     """
     subscripts = parse(equation, tuple(map(len, shapes)), words=False)
     terms, every = subscripts.inputs, [Replicate()] * len(shapes)

@@ -149,7 +149,7 @@ def dynamic(given: Operands, others: Operands) -> list[list[bool]]:
 
 
 BY_OLDER_TORCH = {"features of v", "bias", "packed attention"}
-"""Of which torch's own attention, or product, makes numbers of sizes before 2.13."""
+"""Cases in which torch itself, before 2.13, turns symbolic sizes into numbers."""
 
 
 @every_case

@@ -55,22 +55,23 @@ REFUSED = {
 }
 
 
-def _operands(shape: tuple[int, ...], dtype: str, options: dict[str, Any]) -> tuple[Any, Any, Any, dict[str, Any]]:
+def _call(shape: tuple[int, ...], dtype: str, options: dict[str, Any]) -> tuple[Any, Any, Any, Any]:
+    """Return a call that writes a product to an ``out`` of this shape and dtype, the operands and ``out``."""
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.randn(s, dtype=torch.float64, generator=generator) * 4 for s in ((1, 4), (4, 5)))
     given = {name: getattr(torch, value) if name == "dtype" else value for name, value in options.items()}
-    return a, b, torch.ones(shape, dtype=getattr(torch, dtype)), given
+
+    def call(a: Any, b: Any, out: Any) -> Any:
+        return fast_einsum("ij,jk->ik", a, b, out=out, **given)
+
+    return call, a, b, torch.ones(shape, dtype=getattr(torch, dtype))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
 @pytest.mark.parametrize("tracer", TRACERS)
 @pytest.mark.parametrize("name", OUTS)
 def test_a_traced_call_writes_what_an_eager_one_writes(name: str, tracer: Tracer) -> None:
-    a, b, out, options = _operands(*OUTS[name])
-
-    def call(a: Any, b: Any, out: Any) -> Any:
-        return fast_einsum("ij,jk->ik", a, b, out=out, **options)
-
+    call, a, b, out = _call(*OUTS[name])
     wanted = call(a, b, out.clone())
     found = tracer(call, a, b, out)
     torch.testing.assert_close(found, wanted)
@@ -81,11 +82,7 @@ def test_a_traced_call_writes_what_an_eager_one_writes(name: str, tracer: Tracer
 @pytest.mark.parametrize("tracer", TRACERS)
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_traced_call_refuses_what_an_eager_one_refuses(name: str, tracer: Tracer) -> None:
-    a, b, out, options = _operands(*REFUSED[name])
-
-    def call(a: Any, b: Any, out: Any) -> Any:
-        return fast_einsum("ij,jk->ik", a, b, out=out, **options)
-
+    call, a, b, out = _call(*REFUSED[name])
     with pytest.raises(OperandError) as eager:
         call(a, b, out)
     # torch.compile tells an error of its own around it.

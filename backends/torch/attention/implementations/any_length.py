@@ -31,7 +31,7 @@ def of_any_length(
     ones = [] if mask is None else [size == 1 for size in mask.shape]
 
     def fits(shapes: Sequence[Sequence[int]]) -> bool:
-        """Return whether sizes are those of one attention, of which an axis of one element stands for no longer one."""
+        """Return whether sizes fit together, and a mask has one element where the planned call's has."""
         q, k, v, *others = shapes
         if len(q) != 4 or len(k) != 4 or k != v or 0 in q or 0 in k:
             return False
